@@ -1,0 +1,80 @@
+# `make` alone lists what can be done. Nothing here needs Java or root.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+# From cheap to dear, so that a mistake shows early.
+TESTS := $(wildcard tests/unit tests/spark tests/integration tests/crash)
+
+# uv from PATH, else one that is put into .uv/ from its own lock file.
+UV ?= $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
+
+.PHONY: help
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+.PHONY: install
+install: .venv/.installed  ## Create .venv with the locked dependencies and the icestream command
+	@:
+
+.venv/.installed: pyproject.toml requirements-dev.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "icestream needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo not there)"; \
+		echo "hint: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; } >&2
+	@echo "installing into .venv/ (the first time takes a minute or two)" >&2
+	@test -x "$(UV)" || $(MAKE) .uv/bin/uv
+	@test -x $(BIN)/python || $(PYTHON) -m venv --clear --without-pip .venv
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements-dev.lock
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+	@echo "installed: $(BIN)/icestream" >&2
+
+.uv/bin/uv: requirements-uv.lock
+	@$(PYTHON) -m venv --clear .uv || { \
+		echo "hint: install the venv module (Debian: apt install python3-venv), or uv" >&2; exit 1; }
+	@.uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+.PHONY: demo
+demo: install  ## Stream generated events and changes into local Iceberg tables
+	@$(BIN)/icestream demo
+
+.PHONY: test
+test: lint  ## Lint, then every test
+	@$(BIN)/pytest --exitfirst tests/unit
+	@$(BIN)/pytest $(filter-out tests/unit,$(TESTS))
+
+.PHONY: test-fast
+test-fast: install  ## Unit tests only, in seconds
+	@$(BIN)/pytest --exitfirst --quiet tests/unit
+
+.PHONY: lint
+lint: install  ## Check style and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+.PHONY: format
+format: install  ## Put the code into the house style
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+.PHONY: lock
+lock: install  ## Lock Python packages and jars anew (LOCK_ARGS=--upgrade for newer packages)
+	@$(COMPILE) --output-file requirements.lock pyproject.toml
+	@$(COMPILE) --output-file requirements-dev.lock --extra dev pyproject.toml
+	@$(BIN)/python tools/lock_jars.py
+
+.PHONY: clean
+clean:  ## Remove everything that the targets above made
+	@rm -rf .venv .uv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis icestream-demo
+	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,50 @@
+"""Catalogs: contract and registry. Spark, Java and PyIceberg open the same tables."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from icestream.errors import NotBuilt
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog as PyCatalog
+
+_REGISTRY = {
+    "local": "icestream.catalogs.local:LocalCatalog",
+}
+
+
+class Catalog(Protocol):
+    """Says how each engine opens the catalog; made on the driver, never sent to executors."""
+
+    name: str
+
+    def java_properties(self) -> Mapping[str, str]:
+        """Properties for Iceberg's CatalogUtil.buildIcebergCatalog, `type` included."""
+        ...
+
+    def open(self) -> "PyCatalog":
+        """The catalog in PyIceberg, without a JVM; raises Unreachable."""
+        ...
+
+    def check(self) -> None:
+        """Raise Unreachable or SetupError when it cannot be used from here."""
+        ...
+
+
+def catalog_for(options: Any) -> Catalog:
+    """The catalog that `catalog:` describes."""
+    target = _REGISTRY.get(options.type)
+    if target is None:
+        raise NotBuilt(f"`catalog.type: {options.type}` is not built yet")
+    module, _, name = target.partition(":")
+    catalog: Catalog = getattr(import_module(module), name)(options)
+    return catalog
+
+
+def spark_conf(catalog: Catalog) -> dict[str, str]:
+    """The catalog as Spark SQL settings: tables are `<name>.<namespace>.<table>`."""
+    prefix = f"spark.sql.catalog.{catalog.name}"
+    settings = {prefix: "org.apache.iceberg.spark.SparkCatalog", f"{prefix}.cache-enabled": "false"}
+    settings.update({f"{prefix}.{key}": value for key, value in catalog.java_properties().items()})
+    return settings

@@ -1,0 +1,75 @@
+"""Catalog `local`: a SQLite file and a folder, no server; Spark and PyIceberg open the same one."""
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from icestream.errors import SetupError, Unreachable
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog as PyCatalog
+
+FILE = "catalog.db"
+_BUSY_SECONDS = 30  # stream, maintenance and status share the file
+
+
+class LocalCatalog:
+    """Iceberg's JdbcCatalog on `<warehouse>/catalog.db`."""
+
+    def __init__(self, options: Any) -> None:
+        self.name: str = options.name
+        self.warehouse = Path(options.warehouse).absolute()
+        self._properties: Mapping[str, str] = options.properties
+
+    def java_properties(self) -> Mapping[str, str]:
+        """JdbcCatalog over sqlite-jdbc; the folder is made here since SQLite will not."""
+        self._prepare()
+        file = self.warehouse / FILE
+        return {
+            "type": "jdbc",
+            "uri": f"jdbc:sqlite:{file}?journal_mode=WAL&busy_timeout={_BUSY_SECONDS * 1000}",
+            "warehouse": str(self.warehouse),
+            "jdbc.schema-version": "V1",
+            **self._properties,
+        }
+
+    def open(self) -> "PyCatalog":
+        """PyIceberg's SqlCatalog on the same file."""
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        self._prepare()
+        return SqlCatalog(
+            self.name,
+            uri=f"sqlite:///{self.warehouse / FILE}?timeout={_BUSY_SECONDS}",
+            warehouse=str(self.warehouse),
+            schema_version="v1",
+            **self._properties,
+        )
+
+    def check(self) -> None:
+        """The warehouse can be written and the SQLite file is one."""
+        self._prepare()
+        try:
+            with sqlite3.connect(self.warehouse / FILE, timeout=_BUSY_SECONDS) as database:
+                database.execute("PRAGMA schema_version").fetchone()
+        except sqlite3.DatabaseError as failure:
+            raise Unreachable(
+                f"catalog file `{self.warehouse / FILE}` cannot be opened: {failure}",
+                hint="move it away if it is not a SQLite database",
+            ) from None
+
+    def _prepare(self) -> None:
+        try:
+            self.warehouse.mkdir(parents=True, exist_ok=True)
+        except OSError as failure:
+            raise SetupError(
+                f"warehouse folder `{self.warehouse}` cannot be made: {failure.strerror}",
+                hint="set `catalog.warehouse` to a folder that you may write to",
+            ) from None
+        if not os.access(self.warehouse, os.W_OK):
+            raise SetupError(
+                f"warehouse folder `{self.warehouse}` is not writable",
+                hint="set `catalog.warehouse` to a folder that you may write to",
+            )

@@ -1,0 +1,205 @@
+"""The verbs of `icestream`, one short function each; the work is done elsewhere."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from icestream import __version__
+from icestream.errors import IcestreamError, InternalError
+
+_FILE = click.argument("file", type=click.Path(path_type=Path), default="icestream.yml")
+_FILES = click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="icestream")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", help="Log lines on stderr."
+)
+@click.pass_context
+def cli(context: click.Context, log_format: str) -> None:
+    """Streaming ingestion into Apache Iceberg: each record exactly once.
+
+    One YAML file per pipeline; FILE is icestream.yml unless given.
+    """
+    context.obj = log_format
+
+
+@cli.command()
+@click.option("--seconds", type=click.IntRange(5, 3600), default=40, help="How long to ingest.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default="icestream-demo", help="Where to put it."
+)
+@click.pass_obj
+def demo(log_format: str, seconds: int, folder: Path) -> None:
+    """Run a small shop into a local lake, then show what was ingested."""
+    from icestream.cli.watch import run_watched
+    from icestream.demo import prepare, summary
+
+    loaded = prepare(folder)
+    run_watched([loaded], log_format, seconds=seconds)
+    summary(loaded)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path), default="icestream.yml")
+@click.option("--append", "kind", flag_value="append", default=True, help="Files into one table.")
+@click.option("--cdc", "kind", flag_value="cdc", help="A database's changes as upserts.")
+@click.option("--multi", "kind", flag_value="multi", help="Many topics into many tables.")
+def init(file: Path, kind: str) -> None:
+    """Write a commented pipeline file to start from."""
+    from icestream.cli import output
+    from icestream.cli.starting import write_starter
+
+    write_starter(file, kind)
+    output.note(f"wrote {file}; next: `icestream validate {file}`")
+
+
+@cli.command()
+@_FILE
+@click.option("--offline", is_flag=True, help="Do not look at catalog and source.")
+@_JSON
+def validate(file: Path, offline: bool, as_json: bool) -> None:
+    """Check the file; then, unless --offline, that catalog and source can be used."""
+    from icestream.cli import output
+    from icestream.cli.starting import check_environment
+    from icestream.config.load import load
+
+    loaded = load(file)
+    for text in loaded.warnings:
+        output.warning(text)
+    if not offline:
+        check_environment(loaded)
+    checked = ["config", "references"] + ([] if offline else ["environment"])
+    if as_json:
+        output.result_json({"file": str(file), "ok": True, "checked": checked})
+    else:
+        output.result(f"{file}: ok ({', '.join(checked)})")
+
+
+@cli.command()
+@_FILE
+@click.option("-n", "--rows", type=click.IntRange(1, 10_000), default=10, help="Records to read.")
+@_JSON
+def preview(file: Path, rows: int, as_json: bool) -> None:
+    """Read a few records, decode them, and show the rows; writes nothing."""
+    from icestream.cli.show import show_preview
+    from icestream.config.load import load
+    from icestream.preview import preview as look
+
+    show_preview(look(load(file), rows), as_json)
+
+
+@cli.command()
+@_FILES
+@click.option("--once", is_flag=True, help="Take what is there, commit, stop.")
+@click.pass_obj
+def run(log_format: str, files: tuple[Path, ...], once: bool) -> None:
+    """Run one or several pipelines until stopped; Ctrl-C and SIGTERM stop at a commit."""
+    from icestream.cli.watch import run_watched
+    from icestream.config.load import load
+
+    loaded = [load(file) for file in files or (Path("icestream.yml"),)]
+    run_watched(loaded, log_format, once=once)
+
+
+@cli.command()
+@_FILE
+@click.option("--watch", is_flag=True, help="Keep the picture up to date.")
+@_JSON
+def status(file: Path, watch: bool, as_json: bool) -> None:
+    """Say how each table stands; exit 1 when one is unhealthy."""
+    from icestream.cli.show import show_status, watch_status
+    from icestream.config.load import load
+    from icestream.status import pipeline_status
+
+    loaded = load(file)
+    if watch:
+        watch_status(lambda: pipeline_status(loaded))
+        return
+    now = pipeline_status(loaded)
+    show_status(now, as_json)
+    if not now.healthy:
+        sys.exit(1)
+
+
+@cli.command()
+@_JSON
+def doctor(as_json: bool) -> None:
+    """Check this machine: Java, Spark, jars, memory, disk, clock."""
+    from icestream.cli.show import show_checks
+    from icestream.doctor import run_checks
+
+    checks = run_checks()
+    show_checks(checks, as_json)
+    if any(check.status == "fail" for check in checks):
+        sys.exit(1)
+
+
+@cli.group()
+def jars() -> None:
+    """List, download or verify the Java libraries that Spark needs."""
+
+
+@jars.command("list")
+@_JSON
+def jars_list(as_json: bool) -> None:
+    """Say which jars there are and whether they are in the cache."""
+    from icestream.cli.show import show_jars
+    from icestream.spark import jars as library
+
+    show_jars(library.status(library.known_sets()), as_json)
+
+
+@jars.command("download")
+def jars_download() -> None:
+    """Fetch the jars that the cache lacks."""
+    from icestream.cli import output
+    from icestream.spark import jars as library
+
+    with output.jar_progress() as progress:
+        paths = library.ensure(library.known_sets(), progress=progress)
+    output.note(f"{len(paths)} jars are in the cache")
+
+
+@jars.command("verify")
+@_JSON
+def jars_verify(as_json: bool) -> None:
+    """Compare every jar in the cache with its checksum; exit 1 when one is missing or broken."""
+    from icestream.cli.show import show_jars
+    from icestream.spark import jars as library
+
+    found = library.verify(library.known_sets())
+    show_jars(found, as_json)
+    if any(each.state != "ok" for each in found):
+        sys.exit(1)
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of the pipeline file, for editors."""
+    from icestream.cli import output
+    from icestream.config.json_schema import json_schema
+
+    output.result_json(json_schema())
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """The console script: runs a verb, prints errors as people want them, sets the exit code."""
+    from icestream.cli import output
+
+    try:
+        cli.main(args=arguments, prog_name="icestream", standalone_mode=True)
+    except IcestreamError as failure:
+        output.error(failure)
+        sys.exit(failure.exit_code)
+    except Exception as failure:
+        output.unexpected(failure)
+        sys.exit(InternalError.exit_code)
+
+
+if __name__ == "__main__":
+    main()

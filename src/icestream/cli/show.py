@@ -1,0 +1,147 @@
+"""How the reading verbs show their findings: a table for people, JSON for machines."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import humanize
+
+from icestream.cli import output
+from icestream.doctor import Check
+from icestream.preview import TablePreview
+from icestream.spark.jars import JarStatus
+from icestream.status import PipelineStatus
+
+
+def show_checks(checks: Sequence[Check], as_json: bool) -> None:
+    """The doctor's findings, a line each, the fix below."""
+    if as_json:
+        output.result_json([asdict(check) for check in checks])
+        return
+    for check in checks:
+        output.result(f"{check.status:<5} {check.name:<10} {check.detail}")
+        if check.fix:
+            output.result(f"{'':<16} fix: {check.fix}")
+
+
+def show_jars(found: Sequence[JarStatus], as_json: bool) -> None:
+    """The jars and what the cache holds of each."""
+    if as_json:
+        output.result_json(
+            [
+                {**asdict(each.jar), "state": each.state, "path": each.path, "detail": each.detail}
+                for each in found
+            ]
+        )
+        return
+    output.table(
+        ("set", "jar", "size", "state", ""),
+        [
+            (
+                each.jar.set,
+                each.jar.coordinates,
+                humanize.naturalsize(each.jar.size),
+                each.state,
+                each.detail,
+            )
+            for each in found
+        ],
+    )
+
+
+def show_status(status: PipelineStatus, as_json: bool) -> None:
+    """A pipeline's tables."""
+    if as_json:
+        output.result_json(asdict(status))
+        return
+    run = status.last_run
+    if run:
+        told = run.get("error") or run.get("reason") or ""
+        ago = humanize.naturaldelta(time.time() - run["at"])
+        output.result(
+            f"{status.pipeline}: {run['kind'].replace('_', ' ')} {ago} ago {told}".rstrip()
+        )
+    else:
+        output.result(f"{status.pipeline}: no run is remembered here")
+    output.table(
+        (
+            "table",
+            "rows",
+            "rows/s",
+            "lag",
+            "fresh",
+            "last commit",
+            "files",
+            "size",
+            "quarantined",
+            "",
+        ),
+        [
+            (
+                each.table,
+                each.rows,
+                each.rows_per_s,
+                each.lag_records,
+                _age(each.freshness_s),
+                _age(time.time() - each.last_commit if each.last_commit else None),
+                each.data_files,
+                humanize.naturalsize(each.bytes),
+                each.quarantined,
+                "ok" if each.healthy else each.note,
+            )
+            for each in status.tables
+        ],
+    )
+
+
+def watch_status(look: Callable[[], PipelineStatus]) -> None:
+    """Show it again every two seconds until Ctrl-C."""
+    try:
+        while True:
+            now = look()
+            output.clear()
+            show_status(now, as_json=False)
+            time.sleep(2)
+    except KeyboardInterrupt:
+        return
+
+
+def show_preview(previews: Sequence[TablePreview], as_json: bool) -> None:
+    """Rows as they would be written, and what would be set aside."""
+    if as_json:
+        output.result_json([_as_json(each) for each in previews])
+        return
+    if not previews:
+        output.note("the source has no records that any rule of `tables:` matches")
+    for each in previews:
+        kind = "exists" if each.exists else "would be created"
+        output.result(f"{each.table} ({kind}): {each.good.num_rows} good, {each.bad.num_rows} bad")
+        output.table(
+            ("column", "type", "first rows"),
+            [
+                (field.name, str(field.field_type), _samples(each, field.name))
+                for field in each.schema.fields
+            ],
+        )
+        for row in each.bad.select(["topic", "offset", "error"]).slice(0, 5).to_pylist():
+            output.result(f"  bad: {row['topic']} offset {row['offset']}: {row['error']}")
+
+
+def _samples(preview: TablePreview, column: str) -> str:
+    values = preview.good.column(column).slice(0, 3).to_pylist()
+    return ", ".join(str(value)[:40] for value in values)
+
+
+def _as_json(preview: TablePreview) -> dict[str, Any]:
+    return {
+        "table": preview.table,
+        "exists": preview.exists,
+        "columns": {field.name: str(field.field_type) for field in preview.schema.fields},
+        "rows": preview.good.to_pylist(),
+        "bad": preview.bad.select(["topic", "partition", "offset", "error"]).to_pylist(),
+    }
+
+
+def _age(seconds: float | None) -> str | None:
+    return None if seconds is None else humanize.precisedelta(int(max(0, seconds)), format="%d")

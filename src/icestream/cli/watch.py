@@ -1,0 +1,30 @@
+"""`run` and `demo`: the runner with a live view on a terminal, and log lines elsewhere."""
+
+from collections.abc import Sequence
+
+from icestream.cli import output
+from icestream.config.load import Loaded
+from icestream.observe.events import Bus
+
+
+def run_watched(
+    loaded: Sequence[Loaded], log_format: str, once: bool = False, seconds: float | None = None
+) -> None:
+    """Run pipelines and show what happens."""
+    from icestream.runner import run
+    from icestream.spark import jars
+
+    for text in dict.fromkeys(text for each in loaded for text in each.warnings):
+        output.warning(text)
+    with output.jar_progress() as progress:
+        jars.ensure(progress=progress)
+    bus = Bus()
+    if output.is_terminal() and log_format == "text":
+        view = output.LiveView()
+        bus.join(view)
+        output.note("starting Spark …")
+        with view.shown():
+            run(loaded, bus, once=once, seconds=seconds)
+    else:
+        bus.join(output.Log(as_json=log_format == "json"))
+        run(loaded, bus, once=once, seconds=seconds)

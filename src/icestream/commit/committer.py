@@ -1,0 +1,219 @@
+"""The only place that talks to Iceberg's commit API: one attempt, from exactly the planned base.
+
+Iceberg would retry and clean up by itself, and its clean-up can delete manifests that are live
+when an answer was lost (docs/design/exactly-once.md). So it commits through `_OneAttempt`, and the
+retry loop is `protocol.settle`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+
+from icestream.commit.marker import Marker, Positions, property_name, summary
+from icestream.commit.protocol import Ancestor, CommitFailed, TableView
+from icestream.errors import Replaced, Unreachable
+
+
+@dataclass(frozen=True)
+class Append:
+    """Data files to add, as the JSON that Iceberg's ContentFileParser reads; may be none."""
+
+    files: Sequence[str] = ()
+    records: int = 0
+
+
+@dataclass(frozen=True)
+class Base:
+    """The metadata that a commit compares against, and the operations that loaded it."""
+
+    operations: Any
+    metadata: Any
+    document: Mapping[str, Any]  # the same metadata as Iceberg's JSON
+
+
+class IcebergTables:
+    """The protocol's port, on a Java catalog in the driver's JVM."""
+
+    def __init__(self, jvm: Any, catalog: Any, pipeline: str) -> None:
+        self._jvm = jvm
+        self._catalog = catalog
+        self._pipeline = pipeline
+        self._operations: dict[str, Any] = {}
+
+    def load(self, name: str) -> TableView:
+        """Read the table's current metadata."""
+        try:
+            operations = self._operations.get(name)
+            if operations is None:
+                operations = self._catalog.loadTable(self.identifier(name)).operations()
+                self._operations[name] = operations
+            metadata = operations.refresh()
+        except Py4JJavaError as failure:
+            self._operations.pop(name, None)
+            raise _load_error(name, failure) from None
+        iceberg = self._jvm.org.apache.iceberg
+        document = json.loads(iceberg.TableMetadataParser.toJson(metadata))
+        return view_of(document, self._pipeline, Base(operations, metadata, document))
+
+    def exists(self, name: str) -> bool:
+        """Whether the catalog knows the table."""
+        try:
+            return bool(self._catalog.tableExists(self.identifier(name)))
+        except Py4JJavaError as failure:
+            raise _load_error(name, failure) from None
+
+    def claimed_names(self, namespaces: Sequence[str]) -> list[str]:
+        """Tables in these namespaces that carry this pipeline's marker."""
+        names = []
+        for namespace in namespaces:
+            place = self.identifier(f"{namespace}.x").namespace()
+            if not self._catalog.namespaceExists(place):
+                continue
+            for identifier in self._catalog.listTables(place):
+                name = str(identifier.toString())
+                if self.load(name).marker is not None:
+                    names.append(name)
+        return names
+
+    def commit(
+        self, name: str, base: Base, marker: Marker, before: Positions, work: Append
+    ) -> None:
+        """Add the files and set the marker in one transaction, in a single attempt."""
+        try:
+            self.transact(
+                name, base, lambda transaction: self._append(transaction, marker, before, work)
+            )
+        except Py4JError as failure:
+            raise CommitFailed(_first_line(failure)) from None
+
+    def transact(self, name: str, base: Base, build: Callable[[Any], None]) -> None:
+        """Run `build` on a transaction over `base`, then commit once; raises CommitFailed."""
+        operations = _OneAttempt(base)
+        transaction = self._jvm.org.apache.iceberg.BaseTable(operations, name).newTransaction()
+        build(transaction)
+        try:
+            transaction.commitTransaction()
+        except Py4JError as failure:
+            raise CommitFailed(operations.failure or _first_line(failure)) from None
+
+    def identifier(self, name: str) -> Any:
+        """`namespace.table` as Iceberg's identifier."""
+        return self._jvm.org.apache.iceberg.catalog.TableIdentifier.parse(name)
+
+    def _append(self, transaction: Any, marker: Marker, before: Positions, work: Append) -> None:
+        iceberg = self._jvm.org.apache.iceberg
+        # Fast append: one new manifest a commit; merging manifests is maintenance's work.
+        update = transaction.newFastAppend()
+        if work.files:
+            mapper, parser = iceberg.util.JsonUtil.mapper(), iceberg.ContentFileParser
+            specs = transaction.table().specs()
+            for text in work.files:
+                update.appendFile(parser.fromJson(mapper.readTree(text), specs))
+        for key, value in summary(marker, before, work.records).items():
+            update.set(key, value)
+        update.commit()
+        properties = transaction.updateProperties()
+        properties.set(property_name(marker.pipeline), marker.to_json())
+        properties.commit()
+
+
+class _OneAttempt:
+    """Iceberg's TableOperations in Python: the base never moves and commit is tried once."""
+
+    def __init__(self, base: Base) -> None:
+        self._real = base.operations
+        self._base = base.metadata
+        self.failure: str | None = None
+
+    def current(self) -> Any:
+        return self._base
+
+    def refresh(self) -> Any:
+        return self._base
+
+    def commit(self, base: Any, metadata: Any) -> None:
+        try:
+            self._real.commit(base, metadata)
+        except Exception as failure:
+            # A Java exception must not pass through: Iceberg would take some for "clean up".
+            self.failure = _first_line(failure)
+            raise RuntimeError(self.failure) from None
+
+    def requireStrictCleanup(self) -> bool:  # noqa: N802 (Iceberg's name)
+        return True
+
+    def io(self) -> Any:
+        return self._real.io()
+
+    def encryption(self) -> Any:
+        return self._real.encryption()
+
+    def metadataFileLocation(self, name: str) -> str:  # noqa: N802
+        return str(self._real.metadataFileLocation(name))
+
+    def locationProvider(self) -> Any:  # noqa: N802
+        return self._real.locationProvider()
+
+    def temp(self, metadata: Any) -> Any:
+        return self._real.temp(metadata)
+
+    def newSnapshotId(self) -> int:  # noqa: N802
+        return int(self._real.newSnapshotId())
+
+    class Java:
+        implements = ("org.apache.iceberg.TableOperations",)
+
+
+def view_of(document: Mapping[str, Any], pipeline: str, base: Any = None) -> TableView:
+    """What Iceberg's metadata JSON says, in the protocol's words."""
+    stored = document.get("properties", {}).get(property_name(pipeline))
+    return TableView(
+        uuid=document["table-uuid"],
+        marker=Marker.from_json(stored) if stored else None,
+        lineage=_lineage(document, pipeline),
+        last_sequence=document.get("last-sequence-number", 0),
+        schema_id=document["current-schema-id"],
+        base=base,
+    )
+
+
+def _lineage(document: Mapping[str, Any], pipeline: str) -> tuple[Ancestor, ...]:
+    by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots", ())}
+    found = []
+    at: int | None = document.get("current-snapshot-id")
+    while at is not None and at in by_id:
+        snapshot = by_id[at]
+        notes = snapshot.get("summary", {})
+        own = notes.get("icestream.pipeline") == pipeline
+        found.append(
+            Ancestor(
+                snapshot_id=at,
+                parent_id=snapshot.get("parent-snapshot-id"),
+                sequence_number=snapshot.get("sequence-number", 0),
+                commit_id=notes.get("icestream.commit-id") if own else None,
+            )
+        )
+        at = snapshot.get("parent-snapshot-id")
+    return tuple(found)
+
+
+def _load_error(name: str, failure: Py4JJavaError) -> Exception:
+    kind = failure.java_exception.getClass().getSimpleName()
+    if kind in ("NoSuchTableException", "NoSuchNamespaceException"):
+        return Replaced(
+            f"table `{name}` does not exist (any more)",
+            hint="restore it, or start over under another pipeline name",
+        )
+    return Unreachable(
+        f"table `{name}` cannot be read from the catalog: {_first_line(failure)}",
+        hint="check the catalog with `icestream validate`",
+    )
+
+
+def _first_line(failure: BaseException) -> str:
+    if isinstance(failure, Py4JJavaError):
+        return str(failure.java_exception.toString()).splitlines()[0]
+    return f"{type(failure).__name__}: {failure}".splitlines()[0]

@@ -1,0 +1,110 @@
+"""The marker: how far a pipeline has come, written into the table with the rows themselves."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from icestream.errors import Replaced
+
+# stream → partition → the next position to read. A stream is a topic, or the ledger of a folder.
+Positions = Mapping[str, Mapping[int, int]]
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Records that a table has taken from its source: read = landed + quarantined + dropped."""
+
+    landed: int = 0
+    quarantined: int = 0
+    dropped: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.landed + other.landed,
+            self.quarantined + other.quarantined,
+            self.dropped + other.dropped,
+        )
+
+    @property
+    def read(self) -> int:
+        """All records that came in."""
+        return self.landed + self.quarantined + self.dropped
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What one pipeline says in one table; identity is the offset range, never a batch number."""
+
+    pipeline: str
+    generation: int  # +1 with every start of the pipeline: the newest claim owns the table
+    run_id: str
+    commit_id: str
+    previous_commit_id: str | None
+    sequence: int  # +1 with every commit of this pipeline to this table
+    table_uuid: str
+    snapshot_sequence: int  # Iceberg's sequence number of the snapshot that carries this marker
+    positions: Positions = field(default_factory=dict)
+    stream_ids: Mapping[str, str] = field(default_factory=dict)  # tells a re-created topic
+    counts: Counts = Counts()
+    watermark_ms: int | None = None
+    details: Mapping[str, str] = field(default_factory=dict)  # the source's own, e.g. its ledger
+
+    def to_json(self) -> str:
+        """Compact JSON, the value of the table property."""
+        return _dumps({"version": VERSION, **asdict(self)})
+
+    @staticmethod
+    def from_json(text: str) -> "Marker":
+        """Read a marker back; a version that we do not know is refused, never guessed at."""
+        raw: dict[str, Any] = json.loads(text)
+        version = raw.pop("version", None)
+        if version != VERSION:
+            raise Replaced(
+                f"the table's marker has version {version}, this icestream reads {VERSION}",
+                hint="run the newer icestream that wrote it",
+            )
+        raw["positions"] = {
+            stream: {int(number): at for number, at in partitions.items()}
+            for stream, partitions in raw["positions"].items()
+        }
+        raw["counts"] = Counts(**raw["counts"])
+        return Marker(**raw)
+
+
+def property_name(pipeline: str) -> str:
+    """The table property that holds this pipeline's marker."""
+    return f"icestream.{pipeline}.marker"
+
+
+def summary(marker: Marker, before: Positions, records: int) -> dict[str, str]:
+    """The snapshot summary: the ids, and the partitions that moved since `before`."""
+    moved = {
+        stream: changed
+        for stream, partitions in marker.positions.items()
+        if (
+            changed := {
+                number: at
+                for number, at in partitions.items()
+                if before.get(stream, {}).get(number) != at
+            }
+        )
+    }
+    entries = {
+        "icestream.pipeline": marker.pipeline,
+        "icestream.commit-id": marker.commit_id,
+        "icestream.previous-commit-id": marker.previous_commit_id,
+        "icestream.sequence": str(marker.sequence),
+        "icestream.generation": str(marker.generation),
+        "icestream.offsets": _dumps(moved),
+        "icestream.records": str(records),
+    }
+    if marker.watermark_ms is not None:
+        entries["icestream.watermark"] = str(marker.watermark_ms)
+    return {name: value for name, value in entries.items() if value is not None}
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)

@@ -1,0 +1,371 @@
+"""The pure part of the protocol: facts about a table in, a verdict or the next marker out.
+
+No Spark, no Iceberg, no clock, no randomness: those come in through the `Tables` port and the
+arguments, so that a simulator can run the very same code. docs/design/exactly-once.md says why.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Protocol
+
+from icestream.commit.marker import Counts, Marker, Positions
+from icestream.errors import Unreachable
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """One snapshot on the way back from the table's current one."""
+
+    snapshot_id: int
+    parent_id: int | None
+    sequence_number: int
+    commit_id: str | None  # only when this pipeline made it
+
+
+@dataclass(frozen=True)
+class TableView:
+    """What the catalog said about one table at one moment."""
+
+    uuid: str
+    marker: Marker | None
+    lineage: tuple[Ancestor, ...]  # newest first, as far as snapshots are retained
+    last_sequence: int
+    schema_id: int
+    base: Any = None  # the metadata that a commit compares against; opaque here
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one micro-batch covers: from `start` up to, not including, `stop`."""
+
+    start: Positions
+    stop: Positions
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Positions that the source no longer has."""
+
+    stream: str
+    partition: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition}: {self.start} to {self.stop}"
+
+
+class Standing(Enum):
+    """Whether a table is the one that our marker speaks of."""
+
+    NEW = "new"
+    OURS = "ours"
+    REWOUND = "rewound"
+    REPLACED = "replaced"
+
+
+class Verdict(Enum):
+    """What to do with a batch, for one table."""
+
+    COMMIT = "commit"
+    SKIP = "skip"
+    GAP = "gap"
+    INCARNATION = "incarnation"
+    FENCED = "fenced"
+    REWOUND = "rewound"
+    REPLACED = "replaced"
+
+
+class Outcome(Enum):
+    """What became of a commit whose answer was not a plain yes."""
+
+    LANDED = "landed"
+    AGAIN = "again"
+    RESTAGE = "restage"
+    FENCED = "fenced"
+    REWOUND = "rewound"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right of one run to write, until somebody claims a higher generation."""
+
+    pipeline: str
+    generation: int
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A verdict, and the floors below which the table holds the records already."""
+
+    verdict: Verdict
+    floors: Positions
+    missing: tuple[Missing, ...] = ()
+
+
+class CommitFailed(Exception):
+    """One attempt was refused, failed or went unanswered: only a fresh look tells which."""
+
+
+class Tables(Protocol):
+    """The port to the catalog: a fresh look, and a single compare-and-set attempt."""
+
+    def load(self, name: str) -> TableView:
+        """Read the table's current state; raises Unreachable."""
+        ...
+
+    def commit(self, name: str, base: Any, marker: Marker, before: Positions, work: Any) -> None:
+        """Try once, from exactly `base`; raises CommitFailed whatever the reason was."""
+        ...
+
+
+def standing(view: TableView) -> Standing:
+    """Compare the marker property with the newest own snapshot that is still retained."""
+    own = next((each.commit_id for each in view.lineage if each.commit_id), None)
+    marker = view.marker
+    if marker is None:
+        return Standing.NEW if own is None else Standing.REWOUND
+    if marker.table_uuid != view.uuid:
+        return Standing.REPLACED
+    if own is not None:
+        return Standing.OURS if own == marker.commit_id else Standing.REWOUND
+    # No own snapshot is left. Expiry explains that only if the walk was cut short, behind us.
+    oldest = view.lineage[-1] if view.lineage else None
+    cut = oldest is not None and oldest.parent_id is not None
+    expired = cut and oldest is not None and oldest.sequence_number >= marker.snapshot_sequence
+    return Standing.OURS if expired else Standing.REPLACED
+
+
+def next_generation(views: Iterable[TableView]) -> int:
+    """One above every generation seen in the pipeline's tables."""
+    return 1 + max((view.marker.generation for view in views if view.marker), default=0)
+
+
+def claimed(
+    view: TableView,
+    claim: Claim,
+    commit_id: str,
+    start: Positions,
+    stream_ids: Mapping[str, str],
+    details: Mapping[str, str],
+) -> Marker:
+    """The marker that claims a table; only a table without one begins at `start`."""
+    old = view.marker
+    return Marker(
+        pipeline=claim.pipeline,
+        generation=claim.generation,
+        run_id=claim.run_id,
+        commit_id=commit_id,
+        previous_commit_id=old.commit_id if old else None,
+        sequence=old.sequence + 1 if old else 1,
+        table_uuid=view.uuid,
+        snapshot_sequence=view.last_sequence + 1,
+        positions=old.positions if old else start,
+        stream_ids=old.stream_ids if old else stream_ids,
+        counts=old.counts if old else Counts(),
+        watermark_ms=old.watermark_ms if old else None,
+        details=old.details if old else details,
+    )
+
+
+def may_claim(view: TableView, claim: Claim) -> Outcome:
+    """Whether `claim` may (still) take the table: AGAIN means yes, try from this view."""
+    marker = view.marker
+    if marker and marker.run_id == claim.run_id and marker.generation == claim.generation:
+        return Outcome.LANDED
+    stand = standing(view)
+    if stand is Standing.REWOUND:
+        return Outcome.REWOUND
+    if stand is Standing.REPLACED:
+        return Outcome.REPLACED
+    if marker and marker.generation >= claim.generation:
+        return Outcome.FENCED
+    return Outcome.AGAIN
+
+
+def plan(
+    view: TableView,
+    claim: Claim,
+    batch: Range,
+    progress: Positions,
+    stream_ids: Mapping[str, str],
+) -> Plan:
+    """Judge a batch for one table, before anything is staged.
+
+    `progress` is what this run has seen go by without rows for the table: the marker in the
+    table only follows now and then, and a range that starts behind it is no gap.
+    """
+    stand = standing(view)
+    marker = view.marker
+    if stand is Standing.REWOUND:
+        return Plan(Verdict.REWOUND, {})
+    if stand is not Standing.OURS or marker is None:
+        return Plan(Verdict.REPLACED, {})
+    if marker.generation != claim.generation or marker.run_id != claim.run_id:
+        return Plan(Verdict.FENCED, {})
+    for stream, known in marker.stream_ids.items():
+        if stream in batch.stop and stream_ids.get(stream, known) != known:
+            return Plan(Verdict.INCARNATION, {})
+    floors: dict[str, dict[int, int]] = {}
+    missing: list[Missing] = []
+    fresh = False
+    for stream, partitions in batch.stop.items():
+        for number, stop in partitions.items():
+            start = batch.start.get(stream, {}).get(number, 0)
+            known_at = _reached(marker.positions, progress, stream, number)
+            if known_at is not None and start > known_at:
+                missing.append(Missing(stream, number, known_at, start))
+            floor = start if known_at is None else max(start, known_at)
+            floors.setdefault(stream, {})[number] = floor
+            fresh = fresh or stop > floor
+    if missing:
+        return Plan(Verdict.GAP, floors, tuple(missing))
+    return Plan(Verdict.COMMIT if fresh else Verdict.SKIP, floors)
+
+
+def trim_only(view: TableView | None, batch: Range) -> Positions:
+    """Floors of a quarantine table: its marker trims, but never means a gap or a start."""
+    kept = view.marker.positions if view and view.marker else {}
+    return {
+        stream: {
+            number: max(
+                batch.start.get(stream, {}).get(number, 0), kept.get(stream, {}).get(number, 0)
+            )
+            for number in partitions
+        }
+        for stream, partitions in batch.stop.items()
+    }
+
+
+def advanced(
+    view: TableView,
+    batch: Range,
+    commit_id: str,
+    counts: Counts,
+    watermark_ms: int | None,
+    details: Mapping[str, str],
+    stream_ids: Mapping[str, str],
+) -> Marker:
+    """The marker after this batch; positions never move back."""
+    old = view.marker
+    assert old is not None, "a table is claimed before anything is planned for it"
+    marks = [mark for mark in (old.watermark_ms, watermark_ms) if mark is not None]
+    return replace(
+        old,
+        commit_id=commit_id,
+        previous_commit_id=old.commit_id,
+        sequence=old.sequence + 1,
+        snapshot_sequence=view.last_sequence + 1,
+        positions=furthest(old.positions, batch.stop),
+        stream_ids={**old.stream_ids, **{s: stream_ids[s] for s in batch.stop if s in stream_ids}},
+        counts=old.counts + counts,
+        watermark_ms=max(marks, default=None),
+        details={**old.details, **details},
+    )
+
+
+def resolve(view: TableView, tried: Marker, planned: TableView) -> Outcome:
+    """After a commit without a plain yes: what does the table itself say?"""
+    if view.uuid == tried.table_uuid and any(a.commit_id == tried.commit_id for a in view.lineage):
+        return Outcome.LANDED
+    if view.marker and view.marker.commit_id == tried.commit_id:
+        return Outcome.LANDED
+    marker, before = view.marker, planned.marker
+    if marker and (marker.generation > tried.generation or marker.run_id != tried.run_id):
+        return Outcome.FENCED
+    stand = standing(view)
+    if stand is Standing.REWOUND:
+        return Outcome.REWOUND
+    if stand is Standing.REPLACED:
+        return Outcome.REPLACED
+    moved = marker is None or before is None or marker.commit_id != before.commit_id
+    if moved or view.schema_id != planned.schema_id:
+        return Outcome.RESTAGE
+    return Outcome.AGAIN
+
+
+@dataclass(frozen=True)
+class Settled:
+    """How a commit ended, and how many attempts it took."""
+
+    outcome: Outcome
+    attempts: int
+    reason: str | None = None
+
+
+def settle(
+    tables: Tables,
+    name: str,
+    planned: TableView,
+    marker: Marker,
+    work: Any,
+    pause: Callable[[int], bool],
+    look: Callable[[TableView], Outcome] | None = None,
+) -> Settled:
+    """Commit `work` once per base until it is in, or until the table says that it may not be.
+
+    `pause(attempt)` waits before another attempt and answers False when there were enough;
+    AGAIN as the final outcome means that nothing landed and attempts are used up.
+    """
+    judge = look or (lambda view: resolve(view, marker, planned))
+    before = planned.marker.positions if planned.marker else {}
+    view = planned
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            tables.commit(name, view.base, marker, before, work)
+            return Settled(Outcome.LANDED, attempt)
+        except CommitFailed as failure:
+            reason = str(failure)
+        seen = _look_again(tables, name, pause, attempt)
+        outcome = judge(seen) if seen else Outcome.AGAIN
+        if seen is None or outcome is not Outcome.AGAIN or not pause(attempt):
+            return Settled(outcome, attempt, reason)
+        view = seen
+        marker = replace(marker, snapshot_sequence=view.last_sequence + 1)
+
+
+def _look_again(
+    tables: Tables, name: str, pause: Callable[[int], bool], attempt: int
+) -> TableView | None:
+    """Read the table after a failure, also when the catalog needs a while to answer again."""
+    while True:
+        try:
+            return tables.load(name)
+        except Unreachable:
+            if not pause(attempt):
+                return None
+            attempt += 1
+
+
+def furthest(*several: Positions) -> Positions:
+    """Per partition, the largest position."""
+    return _combine(max, several)
+
+
+def nearest(*several: Positions) -> Positions:
+    """Per partition, the smallest position; a partition that one does not know is left to it."""
+    return _combine(min, several)
+
+
+def _combine(choose: Callable[[int, int], int], several: Iterable[Positions]) -> Positions:
+    result: dict[str, dict[int, int]] = {}
+    for positions in several:
+        for stream, partitions in positions.items():
+            into = result.setdefault(stream, {})
+            for number, at in partitions.items():
+                into[number] = choose(into[number], at) if number in into else at
+    return result
+
+
+def _reached(marker: Positions, progress: Positions, stream: str, number: int) -> int | None:
+    seen = [
+        positions[stream][number]
+        for positions in (marker, progress)
+        if number in positions.get(stream, {})
+    ]
+    return max(seen, default=None)

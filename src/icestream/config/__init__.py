@@ -1,0 +1,1 @@
+"""The pipeline file: what may be written in it, how it is read, and what is wrong with it."""

@@ -1,0 +1,203 @@
+"""Phase 2 of validation: parts of a file that do not fit together, though each is well formed."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+
+from icestream.config import ddl
+from icestream.config.document import Loc, show_path
+from icestream.config.model import Pipeline
+from icestream.config.options.source import BrokerSource, FilesSource, KafkaSource
+from icestream.config.options.table import TableRule
+from icestream.config.problems import Problem
+from icestream.config.route import PLACEHOLDER, TABLE_NAME, groups
+
+RESERVED_COLUMNS = ("_file", "_pos", "_partition", "_spec_id", "_deleted", "_row_id")
+OWN_COLUMNS = (
+    "_src_topic", "_src_partition", "_src_offset", "_src_timestamp", "_ingested_at",
+    "_src_sequence", "_is_deleted",
+)  # fmt: skip
+_UPSERT_ONLY = ("keys", "sequence_by", "deletes", "truncate", "apply_as_deletes")
+_CATALOG_KEYS = {
+    "warehouse": "catalog.warehouse", "uri": "catalog.uri", "type": "catalog.type",
+    "catalog-impl": "catalog.type", "credential": "catalog.credential", "token": "catalog.token",
+    "oauth2-server-uri": "catalog.oauth2_server_uri", "scope": "catalog.scope",
+}  # fmt: skip
+_KAFKA_OPTIONS = {
+    "kafka.bootstrap.servers": "source.bootstrap_servers",
+    "subscribe": "source.topics", "assign": "source.topics",
+    "subscribepattern": "source.topic_pattern",
+    "startingoffsets": "source.start", "startingtimestamp": "source.start",
+    "startingoffsetsbytimestamp": "source.start",
+    "maxoffsetspertrigger": "source.max_records_per_commit",
+}  # fmt: skip
+_FILES_OPTIONS = {"path": "source.path", "pathglobfilter": "source.pattern"}
+
+
+def check(pipeline: Pipeline) -> list[Problem]:
+    """Everything in a well-formed pipeline that contradicts something else in it."""
+    return [
+        *_source(pipeline),
+        *_twice(pipeline),
+        *_tables(pipeline),
+        *_maintenance(pipeline),
+        *_alerts(pipeline),
+    ]
+
+
+def _source(pipeline: Pipeline) -> Iterator[Problem]:
+    source = pipeline.source
+    if isinstance(source, BrokerSource) and (source.topics is None) == (
+        source.topic_pattern is None
+    ):
+        yield Problem(("source",), "exactly one of `topics` and `topic_pattern` is needed")
+
+
+def _twice(pipeline: Pipeline) -> Iterator[Problem]:
+    yield from _said(pipeline.catalog.properties, ("catalog", "properties"), _CATALOG_KEYS)
+    source = pipeline.source
+    if isinstance(source, KafkaSource):
+        yield from _said(source.options, ("source", "options"), _KAFKA_OPTIONS)
+    if isinstance(source, FilesSource):
+        yield from _said(source.options, ("source", "options"), _FILES_OPTIONS)
+    own = f"spark.sql.catalog.{pipeline.catalog.name}"
+    for key in pipeline.spark:
+        if key == own or key.startswith(f"{own}."):
+            yield Problem(("spark", key), "said twice: `catalog` says it")
+    properties: list[tuple[Loc, Mapping[str, str]]] = [
+        (("defaults", "properties"), pipeline.defaults.properties),
+        *((("tables", at, "properties"), rule.properties)
+          for at, rule in enumerate(pipeline.tables)),
+    ]  # fmt: skip
+    for loc, entries in properties:
+        for key in entries:
+            if key.startswith("icestream."):
+                yield Problem((*loc, key), "icestream writes these properties itself")
+
+
+def _said(entries: Iterable[str], loc: Loc, says: Mapping[str, str]) -> Iterator[Problem]:
+    for key in entries:
+        if key.lower() in says:
+            yield Problem((*loc, key), f"said twice: write it as `{says[key.lower()]}`")
+
+
+def _tables(pipeline: Pipeline) -> Iterator[Problem]:
+    catch_all: Loc | None = None
+    names: dict[str, Loc] = {}
+    for at, rule in enumerate(pipeline.tables):
+        loc: Loc = ("tables", at)
+        if catch_all is not None:
+            yield Problem(loc, f"never reached: `{show_path(catch_all)}` takes every topic")
+        elif rule.match is None or rule.match in (".*", ".+"):
+            catch_all = loc
+        if rule.skip:
+            yield from _skipped(rule, loc)
+            continue
+        yield from _name(pipeline, rule, loc)
+        yield from _columns(rule, loc)
+        yield from _mode(pipeline, rule, loc)
+        if rule.name is None or PLACEHOLDER.search(rule.name):
+            continue
+        first = names.setdefault(rule.name.lower(), loc)
+        if first != loc:
+            yield Problem((*loc, "name"), f"`{show_path(first)}` writes to this table already")
+    if all(rule.skip for rule in pipeline.tables):
+        yield Problem(("tables",), "every rule skips; at least one table is needed")
+
+
+def _skipped(rule: TableRule, loc: Loc) -> Iterator[Problem]:
+    for name in sorted(rule.model_fields_set - {"match", "skip"}):
+        yield Problem((*loc, name), "has no effect beside `skip: true`")
+
+
+def _name(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
+    if rule.name is None:
+        yield Problem((*loc, "name"), "this key is required")
+        return
+    here = (*loc, "name")
+    for placeholder in PLACEHOLDER.findall(rule.name):
+        if placeholder not in groups(pipeline, rule):
+            yield Problem(
+                here,
+                f"nothing fills `{{{placeholder}}}`",
+                hint=f"name the group in `match`: (?P<{placeholder or 'table'}>…)",
+                quotes_value=True,
+            )
+    plain = PLACEHOLDER.sub("x", rule.name)
+    if TABLE_NAME.fullmatch(plain) is None:
+        yield Problem(here, "expected namespace.table, of letters, digits, _ and -")
+    elif plain.endswith("__quarantine"):
+        yield Problem(here, "tables that end in __quarantine hold bad records")
+
+
+def _columns(rule: TableRule, loc: Loc) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for column in rule.columns:
+        here = (*loc, "columns", column)
+        if column.lower() in RESERVED_COLUMNS:
+            yield Problem(here, "this name belongs to Iceberg's metadata columns")
+        if column.lower() in OWN_COLUMNS:
+            yield Problem(here, "icestream writes this column itself")
+        if column.lower() in seen:
+            yield Problem(here, "declared twice; case makes no difference")
+        if column in rule.except_columns:
+            yield Problem(here, "declared, and left out by `except_columns`")
+        seen.add(column.lower())
+    for name, used in (
+        ("partition_by", [ddl.parse_partition(text).column for text in rule.partition_by]),
+        ("sort_by", [ddl.parse_sort(text).column for text in rule.sort_by]),
+        ("keys", rule.keys or ()),
+    ):
+        for at, column in enumerate(used):
+            if column in rule.except_columns:
+                yield Problem((*loc, name, at), "the column is left out by `except_columns`")
+
+
+def _mode(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
+    mode = rule.mode if "mode" in rule.model_fields_set else pipeline.defaults.mode
+    if mode == "append":
+        for name in _UPSERT_ONLY:
+            if name in rule.model_fields_set:
+                yield Problem((*loc, name), "only with `mode: upsert`")
+        return
+    source = pipeline.source
+    if rule.keys is None and isinstance(source, FilesSource) and source.format.type != "debezium":
+        yield Problem((*loc, "keys"), "this key is required: records of files have no key")
+    if {**pipeline.defaults.properties, **rule.properties}.get("format-version") == "3":
+        message = "3 with `mode: upsert` is not built yet"
+        yield Problem(
+            (*loc, "properties", "format-version"), message,
+            hint='use format-version "2": position deletes', not_built=True,
+        )  # fmt: skip
+
+
+def _maintenance(pipeline: Pipeline) -> Iterator[Problem]:
+    maintenance = pipeline.maintenance
+    if maintenance is False:
+        return
+    for name in ("rewrite_data_files", "rewrite_position_delete_files", "rewrite_manifests"):
+        for option in getattr(maintenance, name) or ():
+            if re.fullmatch("[a-z0-9.-]+", option) is None:
+                yield Problem(
+                    ("maintenance", name, option),
+                    f"expected Iceberg's spelling, such as `{option.lower().replace('_', '-')}`",
+                )
+    orphans = maintenance.remove_orphan_files
+    if orphans and orphans.older_than < timedelta(days=1):
+        yield Problem(
+            ("maintenance", "remove_orphan_files", "older_than"),
+            "expected at least 1d: younger files may belong to a commit under way",
+        )
+
+
+def _alerts(pipeline: Pipeline) -> Iterator[Problem]:
+    if pipeline.alerts is None:
+        return
+    for at, rule in enumerate(pipeline.alerts.rules):
+        for position, channel in enumerate(rule.to):
+            if channel not in pipeline.alerts.channels:
+                known = ", ".join(pipeline.alerts.channels) or "none"
+                yield Problem(
+                    ("alerts", "rules", at, "to", position),
+                    f"no such channel under `alerts.channels`; known: {known}",
+                )

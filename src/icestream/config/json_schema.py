@@ -1,0 +1,44 @@
+"""JSON Schema of the pipeline file, generated from the model."""
+
+from datetime import timedelta
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from icestream.config.model import Pipeline
+from icestream.config.options.base import NOT_BUILT
+from icestream.config.values import format_duration
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _Generator(GenerateJsonSchema):
+    """Writes defaults as they are written in the file."""
+
+    schema_dialect = _DIALECT
+
+    def encode_default(self, dft: Any) -> Any:
+        if isinstance(dft, timedelta):
+            return format_duration(dft)
+        return super().encode_default(dft)
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema that editors complete from; what is not built yet says so."""
+    schema = Pipeline.model_json_schema(schema_generator=_Generator)
+    _tell_not_built(schema)
+    return {"$schema": _DIALECT, **schema, "title": "icestream.yml"}
+
+
+def _tell_not_built(part: Any) -> None:
+    if isinstance(part, list):
+        for item in part:
+            _tell_not_built(item)
+    if not isinstance(part, dict):
+        return
+    mark = part.get(NOT_BUILT)
+    if mark is not None:
+        note = "not built yet" if isinstance(mark, str) else f"not built yet: {', '.join(mark)}"
+        part["description"] = f"{part.get('description', '')} ({note})".strip()
+    for item in part.values():
+        _tell_not_built(item)

@@ -1,0 +1,91 @@
+"""Reads a pipeline file. Relative paths in it are relative to the folder of the file."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from icestream.config.checks import check
+from icestream.config.document import Document, DocumentError, parse
+from icestream.config.model import Pipeline
+from icestream.config.not_built import not_built
+from icestream.config.options.table import Defaults
+from icestream.config.problems import Problem, Reporter, from_pydantic
+from icestream.config.substitute import Substitution, substitute
+from icestream.errors import ConfigError
+
+_NO_MAINTENANCE = (
+    "maintenance is not built yet: small files and snapshots will add up; "
+    "`maintenance: false` silences this"
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A pipeline whose rules carry the defaults, and what there is to say about its file."""
+
+    pipeline: Pipeline
+    path: Path
+    warnings: list[str] = field(default_factory=list)
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)  # what came from outside
+    document: Document = field(default_factory=Document, repr=False)
+
+    def where(self, *loc: str | int) -> str:
+        """`icestream.yml:31` for an option, such as where("tables", 0, "partition_by")."""
+        return f"{self.path}:{self.document.line(loc)}"
+
+
+def load(path: str | Path, env: Mapping[str, str] | None = None) -> Loaded:
+    """Read, fill in and check a file; everything that is wrong with it is one ConfigError."""
+    path = Path(path)
+    document = _read(path)
+    filled = substitute(document.data, os.environ if env is None else env, path.absolute().parent)
+    report = Reporter(path, document, frozenset(filled.filled))
+    if filled.unresolved:
+        raise report.error(Problem(loc, e.what, e.hint) for loc, e in filled.unresolved)
+    pipeline = _validate(filled, path, report)
+    problems = [*check(pipeline), *not_built(pipeline)]
+    if problems:
+        raise report.error(problems)
+    warnings = [] if pipeline.maintenance is False else [_NO_MAINTENANCE]
+    secrets = frozenset(filled.values)
+    return Loaded(_with_defaults(pipeline), path, warnings, secrets, document)
+
+
+def _read(path: Path) -> Document:
+    try:
+        document = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}", hint="`icestream init` writes one") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except DocumentError as problem:
+        raise ConfigError(problem.what, where=f"{path}:{problem.line}") from None
+    if not isinstance(document.data, dict):
+        what = "the file is empty" if document.data is None else "the file is not a mapping"
+        raise ConfigError(what, where=f"{path}:1", hint="`icestream init` writes an example")
+    return document
+
+
+def _validate(filled: Substitution, path: Path, report: Reporter) -> Pipeline:
+    context = {"folder": str(path.absolute().parent)}
+    try:
+        return Pipeline.model_validate(filled.data, context=context)
+    except ValidationError as error:
+        problems = from_pydantic(error.errors(include_url=False, include_input=False), filled.data)
+    raise report.error(problems)
+
+
+def _with_defaults(pipeline: Pipeline) -> Pipeline:
+    """Fill into each rule what it leaves to `defaults`; properties are merged."""
+    shared = {name: getattr(pipeline.defaults, name) for name in Defaults.model_fields}
+    rules = []
+    for rule in pipeline.tables:
+        missing = {k: v for k, v in shared.items() if k not in rule.model_fields_set}
+        properties = {**pipeline.defaults.properties, **rule.properties}
+        rules.append(rule.model_copy(update={**missing, "properties": properties}))
+    return pipeline.model_copy(update={"tables": tuple(rules)})

@@ -1,0 +1,1 @@
+"""The options of a pipeline file, one file per part; `config.model` puts them together."""

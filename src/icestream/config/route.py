@@ -1,0 +1,58 @@
+"""From a topic's name to its table: the first rule that matches wins."""
+
+import re
+from dataclasses import dataclass
+
+from icestream.config.model import Pipeline
+from icestream.config.options.source import BrokerSource
+from icestream.config.options.table import TableRule
+from icestream.errors import ConfigError
+
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+TABLE_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where the records of a topic go: `namespace.table`, and the rule with its settings."""
+
+    table: str
+    rule: TableRule
+
+
+def groups(pipeline: Pipeline, rule: TableRule) -> set[str]:
+    """The named groups that can fill the placeholders of a rule's table name."""
+    patterns = (_topic_pattern(pipeline), rule.match)
+    return {name for pattern in patterns if pattern for name in re.compile(pattern).groupindex}
+
+
+def route(pipeline: Pipeline, topic: str) -> Route | None:
+    """The table of a topic; None if no rule matches or the rule says `skip`."""
+    for rule in pipeline.tables:
+        if rule.match is not None and re.fullmatch(rule.match, topic) is None:
+            continue
+        if rule.skip or rule.name is None:
+            return None
+        values = {**_groups_of(_topic_pattern(pipeline), topic), **_groups_of(rule.match, topic)}
+        return Route(_filled(rule.name, values, topic), rule)
+    return None
+
+
+def _filled(name: str, values: dict[str, str], topic: str) -> str:
+    table = PLACEHOLDER.sub(lambda part: values.get(part[1], ""), name)
+    if TABLE_NAME.fullmatch(table) is None:
+        raise ConfigError(
+            f"topic `{topic}`: its table would be called `{table}`",
+            hint=f"`match` must fill `{name}` to the form namespace.table",
+        )
+    return table
+
+
+def _topic_pattern(pipeline: Pipeline) -> str | None:
+    source = pipeline.source
+    return source.topic_pattern if isinstance(source, BrokerSource) else None
+
+
+def _groups_of(pattern: str | None, topic: str) -> dict[str, str]:
+    found = re.fullmatch(pattern, topic) if pattern is not None else None
+    return {name: text for name, text in found.groupdict().items() if text} if found else {}

@@ -1,0 +1,104 @@
+"""The demo: a small shop, generated, ingested into a lake in one folder, and counted."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import humanize
+
+from icestream.cli import output
+from icestream.config.load import Loaded, load
+from icestream.errors import UsageError
+from icestream.observe import history
+from icestream.status import pipeline_status
+
+_SIGN = ".icestream-demo"
+_FILE = """\
+# A small shop: page events and order changes, made up as it goes, land in two Iceberg tables.
+name: demo
+catalog: {type: local, warehouse: ./warehouse}
+source:
+  type: generator
+  rate: 5000                  # records a second
+  seed: 7
+  malformed: 0.001            # some records are cut off, to see them set aside
+commit_interval: 5s
+state_location: ./state
+maintenance: false
+tables:
+  - match: page_events
+    name: shop.page_events
+    columns: {event_time: timestamp, price: decimal(10,2)}
+    partition_by: [days(event_time)]
+  - match: order_changes
+    name: shop.order_changes
+    columns: {change_time: timestamp, amount: decimal(12,2)}
+"""
+
+
+def prepare(folder: Path) -> Loaded:
+    """A fresh folder with the demo's pipeline file; only an earlier demo is ever replaced."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / _SIGN).exists():
+            raise UsageError(
+                f"folder `{folder}` is not empty and not an earlier demo",
+                hint="name another one: `icestream demo --folder some-new-folder`",
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _SIGN).touch()
+    file = folder / "icestream.yml"
+    file.write_text(_FILE)
+    output.note(f"demo: a shop at 5,000 records a second; everything is in {folder}/")
+    return load(file)
+
+
+def summary(loaded: Loaded) -> None:
+    """What was ingested, and what to try next."""
+    status = pipeline_status(loaded)
+    state = Path(loaded.pipeline.state_location)
+    rows = []
+    for each in status.tables:
+        commits = history.commits(state, loaded.pipeline.name, each.table, 0)
+        fresh = sorted(
+            c["freshness_seconds"] for c in commits if c["freshness_seconds"] is not None
+        )
+        median = round(fresh[len(fresh) // 2], 1) if fresh else None
+        size = humanize.naturalsize(each.bytes)
+        rows.append(
+            (each.table, each.rows, len(commits), each.data_files, size, median, each.quarantined)
+        )
+    output.result("")
+    output.table(
+        ("table", "rows", "commits", "files", "size", "freshness s", "quarantined"),
+        rows,
+        title="what was ingested",
+    )
+    total = sum(each.rows for each in status.tables)
+    aside = sum(each.quarantined for each in status.tables)
+    output.result(f"\n{total + aside:,} records in = {total:,} rows + {aside:,} quarantined")
+    output.result("\nnext, for example:")
+    for command in _commands(loaded.path):
+        output.result(f"  {command}")
+
+
+def _commands(file: Path) -> list[str]:
+    program = _shown(Path(sys.argv[0])) if Path(sys.argv[0]).name == "icestream" else "icestream"
+    python = _shown(Path(sys.executable))
+    query = (
+        f"import icestream; print(icestream.table('{file}', 'shop.page_events')"
+        ".scan(limit=5).to_arrow().to_pandas())"
+    )
+    return [
+        f"{program} status {file}",
+        f'{python} -c "{query}"',
+        f"{program} run {file}    # goes on where the demo stopped; Ctrl-C stops it",
+    ]
+
+
+def _shown(program: Path) -> str:
+    """As short as it can be typed from here."""
+    try:
+        return str(program.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(program)

@@ -1,0 +1,131 @@
+"""Every exception that icestream raises on purpose, with the exit code that a shell sees.
+
+IcestreamError                 1   ran and failed
+├── UsageError                 2   the command line does not make sense
+├── Fenced                     3   another run of this pipeline took over; do not restart
+├── Unreachable               69   broker, catalog, registry or package mirror does not answer
+│   └── JarsMissing           69   jars are not in the cache and could not be fetched
+├── InternalError             70   a bug of ours
+├── GaveUp                    75   gave up after retries; a restart is safe
+├── ConfigError               78   the pipeline file is wrong
+│   └── NotBuilt              78   the key is known, its feature does not exist yet
+├── SetupError                 1   this machine lacks something (Java, disk, memory)
+├── BadRecord                  1   `bad_records: fail` met one
+├── SourceChanged              1   the source contradicts what was already taken from it
+└── TableRefused               1   the table is not in a state that we may write to
+    ├── Gap                    1   records between the marker and the source's start are gone
+    ├── Incarnation            1   the topic was deleted and created again
+    ├── Rewound                1   somebody moved the table back behind our marker
+    ├── Replaced               1   the table is not the one that we wrote to
+    └── SchemaRefused          1   the incoming schema does not fit the table
+"""
+
+from collections.abc import Mapping
+
+
+class IcestreamError(Exception):
+    """What went wrong, where it was seen, and the next thing to try."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def facts(self) -> dict[str, str | None]:
+        """The error as plain data, for the way from another process."""
+        return {
+            "kind": type(self).__name__,
+            "what": self.what,
+            "where": self.where,
+            "hint": self.hint,
+        }
+
+    @staticmethod
+    def from_facts(facts: Mapping[str, str | None]) -> "IcestreamError":
+        """The error again, of the same kind."""
+        kind = globals()[facts["kind"] or "IcestreamError"]
+        error: IcestreamError = kind(facts["what"], where=facts["where"], hint=facts["hint"])
+        return error
+
+
+class UsageError(IcestreamError):
+    """The command line does not make sense."""
+
+    exit_code = 2
+
+
+class Fenced(IcestreamError):
+    """Another run of the same pipeline has claimed the table."""
+
+    exit_code = 3
+
+
+class Unreachable(IcestreamError):
+    """A server that we need does not answer."""
+
+    exit_code = 69
+
+
+class JarsMissing(Unreachable):
+    """Jars are neither in the cache nor to be had."""
+
+
+class InternalError(IcestreamError):
+    """An invariant of ours is broken: report it."""
+
+    exit_code = 70
+
+
+class GaveUp(IcestreamError):
+    """Retries are used up; nothing is lost and a restart is safe."""
+
+    exit_code = 75
+
+
+class ConfigError(IcestreamError):
+    """The pipeline file is wrong."""
+
+    exit_code = 78
+
+
+class NotBuilt(ConfigError):
+    """The pipeline file asks for something that is specified but does not exist yet."""
+
+
+class SetupError(IcestreamError):
+    """This machine lacks something that we need."""
+
+
+class BadRecord(IcestreamError):
+    """A record cannot be decoded and `bad_records: fail` is set."""
+
+
+class SourceChanged(IcestreamError):
+    """The source contradicts what was already taken from it."""
+
+
+class TableRefused(IcestreamError):
+    """The table is not in a state that we may write to."""
+
+
+class Gap(TableRefused):
+    """Records between the table's marker and the source's first position are gone."""
+
+
+class Incarnation(TableRefused):
+    """The topic was deleted and created again under the same name."""
+
+
+class Rewound(TableRefused):
+    """Somebody moved the table back behind our marker."""
+
+
+class Replaced(TableRefused):
+    """The table is not the one that we wrote to."""
+
+
+class SchemaRefused(TableRefused):
+    """The incoming schema does not fit the table and may not change it."""

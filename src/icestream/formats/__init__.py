@@ -1,0 +1,100 @@
+"""Formats: bytes → typed Arrow columns and a reason per bad row. The contract and the registry."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.schema import Schema
+
+from icestream.errors import ConfigError
+from icestream.schema import NewField, Rule
+
+# Columns of every batch that a source delivers.
+RECORDS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+
+FORMATS = {
+    "json": "icestream.formats.json:JsonFormat",
+    "raw": "icestream.formats.raw:RawFormat",
+}
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded batch, row by row beside the records that it came from.
+
+    `columns` has the columns and Arrow types of `target`; a bad row may hold anything there.
+    `errors` is null for a good row, else the reason: short, without a dump of the payload.
+    `new_fields` is not empty when the table should gain fields first. Then nothing else of the
+    result may be used: the driver evolves the table and the batch is decoded again.
+    """
+
+    columns: pa.RecordBatch
+    errors: pa.StringArray
+    new_fields: tuple[NewField, ...] = ()
+
+
+class Format(Protocol):
+    """A small picklable object, made on the driver and called by tasks on executors."""
+
+    def default_schema(self) -> Schema | None:
+        """Give the columns that are known without looking at data, or None."""
+        ...
+
+    def decode(
+        self,
+        records: pa.RecordBatch,
+        target: Schema,
+        rule: Rule = "evolve",
+        dropped: frozenset[str] = frozenset(),
+    ) -> Decoded:
+        """Decode a batch into the data columns of `target` (no metadata columns).
+
+        `rule` says what an unknown field is: new, an error, or nothing. `dropped` are top-level
+        names that are known and not wanted. Never raises because of what a record holds: an
+        exception means a bug or a broken environment, and fails the task.
+        """
+        ...
+
+
+def reasons(errors: Mapping[int, str], rows: int) -> pa.StringArray:
+    """Lay out row → reason as the `errors` of a batch of so many rows."""
+    if not errors:
+        return pa.nulls(rows, pa.string())
+    place = np.full(rows, -1)
+    place[list(errors)] = range(len(errors))
+    return pa.array(list(errors.values()), pa.string()).take(pa.array(place, mask=place < 0))
+
+
+def load(name: str, options: Mapping[str, Any] | None = None) -> Format:
+    """Make the format that the pipeline file names; its module is imported only now."""
+    path = FORMATS.get(name)
+    if path is None:
+        found = {e.name: e.value for e in entry_points(group="icestream.formats")}
+        path = found.get(name)
+    if path is None:
+        known = ", ".join(sorted({*FORMATS, *found}))
+        raise ConfigError(f"format `{name}` does not exist", hint=f"one of: {known}")
+    module, _, attribute = path.partition(":")
+    try:
+        made = getattr(import_module(module), attribute)(**(options or {}))
+    except ModuleNotFoundError as e:
+        raise ConfigError(
+            f"format `{name}` needs the package `{e.name}`",
+            hint=f"pip install 'icestream[{name}]'",
+        ) from e
+    except TypeError as e:
+        raise ConfigError(f"format `{name}`: {e}") from e
+    return cast(Format, made)

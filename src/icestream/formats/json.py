@@ -1,0 +1,259 @@
+"""JSON objects → typed columns.
+
+DuckDB takes objects apart into texts, one query per level of nesting; `casts` makes typed arrays of
+them. What is wrong with a row is noted under its number in the batch. The rules, one by one:
+- A record is one JSON object. Trailing commas and NaN/Infinity pass; a BOM, comments, bytes after
+  the object, lone surrogates, a null value and more than 100 levels of nesting make a bad row.
+- A key is matched by its exact name. Given twice it is a bad row, unless all but the first are null
+  (with `schema_evolution: ignore` the first one counts).
+- A string that holds a number, a date or JSON is taken for what it holds, where such is declared.
+- Numbers keep all digits in integer, decimal and string columns. A string column keeps any scalar,
+  and an object or array as JSON text.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+)
+
+from icestream.formats import Decoded, casts, duck, jsonbytes, jsonkeys, reasons
+from icestream.formats.jsonbytes import Rows
+from icestream.formats.jsonkeys import Suspects
+from icestream.schema import Rule
+
+Path = tuple[str, ...]
+
+_EXACT = (StringType, IntegerType, LongType, DecimalType)  # types that a rounded number would hurt
+_REAL_OR_NESTED = r"^[{\[]|^-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?$"
+_NULL = "required, but null"
+
+
+@dataclass(frozen=True)
+class JsonFormat:
+    """One JSON object per record; columns are found by name, unknown ones follow the rule."""
+
+    def default_schema(self) -> None:
+        """JSON says nothing of its columns before data is seen."""
+
+    def decode(
+        self,
+        records: pa.RecordBatch,
+        target: Schema,
+        rule: Rule = "evolve",
+        dropped: frozenset[str] = frozenset(),
+    ) -> Decoded:
+        """Decode a batch; rows that are bad for any reason never bring new fields."""
+        arrow = schema_to_pyarrow(target, include_field_ids=True)
+        values = records.column("value")
+        texts, bad = casts.utf8(values)
+        batch = _Batch(rule, dropped, len(values))
+        batch.blame(batch.rows, bad)
+        batch.blame(batch.rows, dict.fromkeys(jsonkeys.where(values.is_null()), "null value"))
+        columns = batch.objects(texts, target.as_struct(), arrow, batch.rows, ())
+        new = jsonkeys.unknown(batch.suspects, batch.errors, target, rule, dropped)
+        out = pa.RecordBatch.from_arrays(columns, schema=arrow)
+        return Decoded(out, reasons(batch.errors, len(values)), new)
+
+
+@dataclass
+class _Batch:
+    """The state of one call: what is wrong with which row, and what is to be looked into later."""
+
+    rule: Rule
+    dropped: frozenset[str]
+    size: int
+    errors: dict[int, str] = field(default_factory=dict)
+    suspects: list[Suspects] = field(default_factory=list)
+    mark: str | None = None  # stands before numbers in the texts of nested columns
+
+    @property
+    def rows(self) -> Rows:
+        return np.arange(self.size)
+
+    def blame(self, rows: Rows, bad: Mapping[int, str], path: Path = ()) -> None:
+        """Note reasons; the first one found for a row stays."""
+        prefix = f"`{'.'.join(path)}`: " if path else ""
+        for i, why in bad.items():
+            self.errors.setdefault(int(rows[i]), prefix + why)
+
+    def column(
+        self, texts: pa.StringArray, kind: IcebergType, arrow: pa.DataType, rows: Rows, path: Path
+    ) -> pa.Array:
+        """Turn texts into an array of any type; `rows` says to which record each text belongs."""
+        if texts.null_count == len(texts):
+            return pa.nulls(len(texts), arrow)
+        if isinstance(kind, StructType):
+            children = self.objects(texts, kind, arrow, rows, path)
+            return pa.StructArray.from_arrays(children, type=arrow, mask=texts.is_null())
+        if isinstance(kind, ListType):
+            return self.lists(texts, kind, arrow, rows, path)
+        if isinstance(kind, MapType):
+            return self.maps(texts, kind, arrow, rows, path)
+        if self.mark and len(path) > 1:
+            texts = jsonbytes.unmark_numbers(texts, self.mark)
+        out, bad = casts.cast(texts, kind, arrow)
+        self.blame(rows, bad, path)
+        return out
+
+    def objects(
+        self,
+        texts: pa.StringArray,
+        kind: StructType,
+        arrow: Iterable[pa.Field],
+        rows: Rows,
+        path: Path,
+    ) -> list[pa.Array]:
+        """Turn objects into one array per field of the struct."""
+        texts = self.sound(texts, "{", rows, path)
+        names = [f.name for f in kind.fields]
+        # Columns that are not wanted are taken apart too, so that their keys count as known.
+        others = sorted(self.dropped - {*names}) if self.rule != "ignore" and not path else []
+        found, malformed = duck.extract(texts, [*names, *others])
+        texts = self.without_malformed(texts, malformed, rows, path)
+        if self.rule != "ignore":
+            odd = jsonbytes.unexplained(texts, zip([*names, *others], found, strict=True))
+            if len(odd):
+                plain = texts.take(pa.array(odd))
+                if self.mark:
+                    plain = jsonbytes.unmark_numbers(plain, self.mark)
+                self.suspects.append(Suspects(plain, rows[odd], path))
+        if not path:
+            found = self.exact(texts, kind, found)
+        children = []
+        for f, values, out in zip(kind.fields, found, arrow, strict=False):
+            children.append(self.column(values, f.field_type, out.type, rows, (*path, f.name)))
+            if f.required and values.null_count > texts.null_count:
+                missing = jsonkeys.where(pc.and_(values.is_null(), texts.is_valid()))
+                self.blame(rows, dict.fromkeys(missing, _NULL), (*path, f.name))
+        return children
+
+    def lists(
+        self, texts: pa.StringArray, kind: ListType, arrow: pa.DataType, rows: Rows, path: Path
+    ) -> pa.Array:
+        """Turn arrays into lists; what is wrong with an element is wrong with its record."""
+        texts = self.parsed(texts, "[", rows, path)
+        sizes, values = duck.elements(texts)
+        inner, path = np.repeat(rows, sizes), (*path, "element")
+        out = self.column(values, kind.element_type, arrow.value_type, inner, path)
+        if kind.element_required:
+            missing = jsonkeys.where(values.is_null())
+            self.blame(inner, dict.fromkeys(missing, _NULL), path)
+        ends = pa.array(np.append(0, np.cumsum(sizes)), pa.int64())
+        return pa.LargeListArray.from_arrays(ends, out, type=arrow, mask=texts.is_null())
+
+    def maps(
+        self, texts: pa.StringArray, kind: MapType, arrow: pa.DataType, rows: Rows, path: Path
+    ) -> pa.Array:
+        """Turn objects into maps; a key given twice is always an error here."""
+        texts = self.parsed(texts, "{", rows, path)
+        sizes, keys, values = duck.entries(texts)
+        owner, inner = np.repeat(np.arange(len(texts)), sizes), np.repeat(rows, sizes)
+        self.blame(inner, jsonkeys.repeated(owner, keys), path)
+        names = self.column(keys, kind.key_type, arrow.key_type, inner, (*path, "key"))
+        out = self.column(values, kind.value_type, arrow.item_type, inner, (*path, "value"))
+        if kind.value_required:
+            missing = jsonkeys.where(values.is_null())
+            self.blame(inner, dict.fromkeys(missing, _NULL), (*path, "value"))
+        if names.null_count:  # keys of bad rows; a map cannot hold them
+            kept = names.is_valid()
+            names, out = names.filter(kept), out.filter(kept)
+            sizes = np.bincount(owner[jsonkeys.where(kept)], minlength=len(texts))
+        ends = pa.array(np.append(0, np.cumsum(sizes)), pa.int32())
+        return pa.MapArray.from_arrays(ends, names, out, type=arrow, mask=texts.is_null())
+
+    def sound(self, texts: pa.StringArray, opening: str, rows: Rows, path: Path) -> pa.StringArray:
+        """Make null what nests too deep or cannot be an object or array, before it is parsed."""
+        why = f"nested deeper than {jsonbytes.MAX_DEPTH} levels"
+        bad = dict.fromkeys(jsonbytes.too_deep(texts), why)
+        for i in jsonbytes.not_starting_with(texts, opening).tolist():
+            if texts[i].is_valid and i not in bad:
+                bad[i] = _not_a(opening, texts[i].as_py(), path)
+        self.blame(rows, bad, path)
+        return casts.without(texts, bad)
+
+    def parsed(self, texts: pa.StringArray, opening: str, rows: Rows, path: Path) -> pa.StringArray:
+        """Check as `sound` does, and that every text is JSON: a string may hold anything."""
+        texts = self.sound(texts, opening, rows, path)
+        malformed = jsonkeys.where(pc.invert(duck.valid(texts)))
+        return self.without_malformed(texts, malformed, rows, path)
+
+    def without_malformed(
+        self, texts: pa.StringArray, malformed: list[int], rows: Rows, path: Path
+    ) -> pa.StringArray:
+        """Blame malformed texts and make them null."""
+        self.blame(rows, {i: _malformed(texts[i].as_py()) for i in malformed}, path)
+        return casts.without(texts, malformed)
+
+    def exact(
+        self, texts: pa.StringArray, kind: StructType, found: list[pa.StringArray]
+    ) -> list[pa.StringArray]:
+        """Take objects apart again where a double lost digits and a column would show it."""
+        rows = jsonbytes.long_reals(texts)
+        wanted = [i for i, f in enumerate(kind.fields) if _holds(f.field_type, _EXACT)]
+        if len(rows) == 0 or not wanted:
+            return found
+        shown = np.zeros(len(rows), bool)
+        for i in wanted:
+            hits = pc.match_substring_regex(found[i].take(pa.array(rows)), _REAL_OR_NESTED)
+            shown[jsonkeys.where(hits)] = True
+        rows = rows[shown]
+        self.mark = jsonbytes.free_mark(texts) if len(rows) else None
+        if self.mark is None:
+            return found
+        marked = jsonbytes.mark_numbers(texts.take(pa.array(rows)), self.mark)
+        again, _ = duck.extract(marked, [f.name for f in kind.fields])
+        mask = np.zeros(len(texts), bool)
+        mask[rows] = True
+        for i, f in enumerate(kind.fields):
+            if not isinstance(f.field_type, StructType | ListType | MapType):
+                again[i] = jsonbytes.unmark_numbers(again[i], self.mark)
+            found[i] = pc.replace_with_mask(found[i], pa.array(mask), again[i])
+        return found
+
+
+def _holds(kind: IcebergType, wanted: tuple[type[IcebergType], ...]) -> bool:
+    if isinstance(kind, StructType):
+        return any(_holds(f.field_type, wanted) for f in kind.fields)
+    if isinstance(kind, ListType):
+        return _holds(kind.element_type, wanted)
+    if isinstance(kind, MapType):
+        return _holds(kind.value_type, wanted)
+    return isinstance(kind, wanted)
+
+
+def _not_a(opening: str, text: str, path: Path) -> str:
+    """Say what stands where an object or an array is wanted."""
+    wanted = "an object" if opening == "{" else "an array"
+    if path:
+        return f"{casts.quote(text)} is not {wanted}"
+    try:
+        kind = type(json.loads(text))
+    except (ValueError, RecursionError):
+        return _malformed(text)
+    names = {list: "an array", str: "a string", type(None): "null", bool: "a boolean"}
+    return f"the record is {names.get(kind, 'a number')}, not {wanted}"
+
+
+def _malformed(text: str) -> str:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as e:
+        return f"malformed JSON: {e.msg} at character {e.pos}"
+    except (ValueError, RecursionError):
+        pass
+    return duck.complaint(text)

@@ -1,0 +1,97 @@
+"""Keys that a table does not know, and keys given twice: looked for in suspect objects only."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+
+from icestream.formats import casts, duck
+from icestream.formats.jsonbytes import Rows
+from icestream.schema import NewField, Rule, Structure, compare, merge_new_fields, structure_of
+
+_LONG_INTEGER = r"(?:^|[^0-9.])[0-9]{19}"
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Objects that hold more than the known keys: texts, their records, and where they sit."""
+
+    texts: pa.StringArray
+    rows: Rows
+    path: tuple[str, ...]
+
+
+def unknown(
+    suspects: Iterable[Suspects],
+    errors: dict[int, str],
+    target: Schema,
+    rule: Rule,
+    dropped: frozenset[str],
+) -> tuple[NewField, ...]:
+    """Give the new fields; add to `errors` the rows with a repeated or a refused key."""
+    new: list[tuple[NewField, ...]] = []
+    for found in suspects:
+        texts, rows = _without_bad(found.texts, found.rows, errors)
+        sizes, keys, values = duck.entries(texts)
+        owner = np.repeat(np.arange(len(texts)), sizes)
+        for i, why in repeated(owner, keys, values).items():
+            errors.setdefault(int(rows[owner[i]]), why)
+
+        given = values.is_valid()
+        names = pc.unique(keys.filter(given)).to_pylist()
+        asked = compare(target, dict.fromkeys(names, "VARCHAR"), rule, dropped, found.path)
+        dotted = {name: ".".join((*found.path, name)) for name in names}
+        refused = [name for name in names if dotted[name] in asked.refused]
+        for i in where(pc.and_(given, pc.is_in(keys, pa.array(refused, pa.string())))):
+            why = asked.refused[dotted[keys[i].as_py()]]
+            errors.setdefault(int(rows[owner[i]]), why)
+
+        added = pa.array([f.name for f in asked.new], pa.string())
+        hits = np.unique(owner[where(pc.and_(given, pc.is_in(keys, added)))])
+        texts, _ = _without_bad(texts.take(pa.array(hits)), rows[hits], errors)
+        if len(texts):
+            seen = [*duck.structures(texts), *_beyond_long(texts)]
+            new += [compare(target, s, rule, dropped, found.path).new for s in seen]
+    return tuple(merge_new_fields(new))
+
+
+def repeated(
+    owner: Rows, keys: pa.StringArray, values: pa.StringArray | None = None
+) -> dict[int, str]:
+    """Find keys that their object has given before; with `values`, only where one is given."""
+    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
+    pairs = owner * (codes.max(initial=0) + 1) + codes
+    order = np.argsort(pairs, kind="stable")
+    again = order[1:][np.diff(pairs[order]) == 0]
+    if values is not None:
+        again = again[values.is_valid().to_numpy(zero_copy_only=False)[again]]
+    return {i: f"key {casts.quote(keys[i].as_py())} is given twice" for i in again.tolist()}
+
+
+def where(mask: pa.BooleanArray) -> list[int]:
+    """Give the numbers of the rows for which the mask is true."""
+    flags = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    found: list[int] = np.flatnonzero(flags).tolist()
+    return found
+
+
+def _without_bad(
+    texts: pa.StringArray, rows: Rows, errors: dict[int, str]
+) -> tuple[pa.StringArray, Rows]:
+    good = ~np.isin(rows, list(errors))
+    return texts.filter(pa.array(good)), rows[good]
+
+
+def _beyond_long(texts: pa.StringArray) -> list[Structure]:
+    """Describe objects with huge integers, which DuckDB calls DOUBLE although digits would go."""
+    found: list[Structure] = []
+    for i in where(pc.match_substring_regex(texts, _LONG_INTEGER)):
+        try:
+            found.append(structure_of(json.loads(texts[i].as_py())))
+        except ValueError:
+            continue  # a trailing comma, say: DuckDB's word stands
+    return found

@@ -1,0 +1,51 @@
+"""Raw: key and value as they are; a column declared as string must hold UTF-8."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import BinaryType, NestedField, StringType
+
+from icestream.errors import ConfigError
+from icestream.formats import Decoded, reasons
+from icestream.formats.casts import utf8
+from icestream.schema import Rule
+
+
+@dataclass(frozen=True)
+class RawFormat:
+    """Columns `key` and `value`, binary unless declared as string. A null value is a good row."""
+
+    def default_schema(self) -> Schema:
+        """Give key and value as binary."""
+        return Schema(NestedField(1, "key", BinaryType()), NestedField(2, "value", BinaryType()))
+
+    def decode(
+        self,
+        records: pa.RecordBatch,
+        target: Schema,
+        rule: Rule = "evolve",
+        dropped: frozenset[str] = frozenset(),
+    ) -> Decoded:
+        """Hand over the bytes; only text that is not UTF-8 makes a bad row."""
+        arrow = schema_to_pyarrow(target, include_field_ids=True)
+        errors: dict[int, str] = {}
+        columns = []
+        for field, out in zip(target.fields, arrow, strict=True):
+            if field.name not in ("key", "value"):
+                raise ConfigError(
+                    f"format `raw` has no column `{field.name}`", hint="it has `key` and `value`"
+                )
+            data = records.column(field.name)
+            if isinstance(field.field_type, StringType):
+                data, bad = utf8(data)
+                errors = {row: f"`{field.name}`: {why}" for row, why in bad.items()} | errors
+            elif not isinstance(field.field_type, BinaryType):
+                raise ConfigError(
+                    f"column `{field.name}` cannot be {field.field_type} with format `raw`",
+                    hint="declare it as binary or string",
+                )
+            columns.append(data.cast(out.type))
+        batch = pa.RecordBatch.from_arrays(columns, schema=arrow)
+        return Decoded(batch, reasons(errors, len(records)))

@@ -1,0 +1,233 @@
+"""Landing: carries out what the protocol decides, for one table at a time.
+
+take      claim a table for this run
+land      commit a staged batch: its quarantined records first, then its rows
+advance   write down progress that had no rows
+"""
+
+import random
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from icestream.commit import protocol
+from icestream.commit.committer import Append, IcebergTables
+from icestream.commit.marker import Counts, Positions
+from icestream.commit.protocol import Claim, Outcome, Plan, Range, Settled, TableView
+from icestream.config.options.table import TableRule
+from icestream.errors import GaveUp, InternalError
+from icestream.observe import events
+from icestream.observe.events import Bus
+from icestream.refusals import refusal
+from icestream.sources import Located, Source, Start
+from icestream.task import Report
+from icestream.write.design import Design, quarantine_name
+
+_ATTEMPTS = 10  # commits of one batch to one table, from ever newer bases
+
+
+@dataclass
+class RunTable:
+    """One table of this run."""
+
+    name: str
+    rule: TableRule
+    design: Design
+    has_quarantine: bool
+    progress: Positions = field(default_factory=dict)  # seen go by, with rows or without
+    advanced_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One table's share of one batch, planned and not yet staged."""
+
+    table: RunTable
+    batch: Range
+    view: TableView
+    plan: Plan
+    quarantine: TableView | None
+    commit_id: str
+    stream_ids: Mapping[str, str]
+
+
+class Landing:
+    """Commits for one run; used by one thread per table."""
+
+    def __init__(self, tables: IcebergTables, source: Source, bus: Bus, claim: Claim) -> None:
+        self._tables = tables
+        self._source = source
+        self._bus = bus
+        self.claim = claim
+
+    def owns(self, view: TableView) -> bool:
+        """Whether the table carries this run's claim."""
+        marker = view.marker
+        return marker is not None and (marker.generation, marker.run_id) == (
+            self.claim.generation,
+            self.claim.run_id,
+        )
+
+    def take(self, name: str, view: TableView, start: Start) -> TableView:
+        """Claim a table by an empty append from exactly what we saw; → how it is then."""
+        allowed = protocol.may_claim(view, self.claim)
+        if allowed is not Outcome.AGAIN:
+            raise refusal(name, allowed.value, view)
+        commit_id = uuid.uuid4().hex
+        details: Mapping[str, str] = {}
+        if view.marker is None and start.positions:
+            details = self._source.keep(start.positions, located_at(view), commit_id, {})
+        marker = protocol.claimed(
+            view, self.claim, commit_id, start.positions, start.stream_ids, details
+        )
+
+        def still_ours(seen: TableView) -> Outcome:
+            return protocol.may_claim(seen, self.claim)
+
+        settled = protocol.settle(
+            self._tables, name, view, marker, Append(), _pause, look=still_ours
+        )
+        self._report(name, settled)
+        return self._tables.load(name)
+
+    def land(self, work: Work, report: Report, stage_seconds: float) -> bool:
+        """Commit one table's share; False: the table moved, so plan the batch again."""
+        counts = Counts(report.landed, report.quarantined, report.dropped)
+        self._check(work, report, counts)
+        if not report.read:
+            return True
+        newest = [at // 1000 for at in report.newest.values()]
+        watermark = min(newest, default=None)
+        began = time.monotonic()
+        if report.quarantine_files and work.quarantine:
+            aside = Append(
+                [file.content_json for file in report.quarantine_files],
+                sum(file.records for file in report.quarantine_files),
+            )
+            name, rows = quarantine_name(work.table.name), Counts(landed=aside.records)
+            if self._append(name, work.quarantine, work, aside, rows, watermark) is None:
+                return False
+        append = Append([file.content_json for file in report.files], report.landed)
+        attempts = self._append(work.table.name, work.view, work, append, counts, watermark)
+        if attempts is None:
+            return False
+        work.table.advanced_at = time.monotonic()
+        self._bus.emit(
+            events.TableCommitted(
+                pipeline=self.claim.pipeline,
+                table=work.table.name,
+                commit_id=work.commit_id,
+                sequence=work.view.marker.sequence + 1 if work.view.marker else 1,
+                landed=counts.landed,
+                quarantined=counts.quarantined,
+                dropped=counts.dropped,
+                files=len(report.files),
+                bytes=sum(file.bytes for file in report.files),
+                stage_seconds=round(stage_seconds, 3),
+                commit_seconds=round(time.monotonic() - began, 3),
+                attempts=attempts,
+                freshness_seconds=round(time.time() - max(newest) / 1000, 3) if newest else None,
+                backlog=self._source.backlog(work.batch.stop),
+                positions=work.batch.stop,
+            )
+        )
+        return True
+
+    def advance(self, table: RunTable) -> None:
+        """Write progress without rows into the table, by an empty append from what we see."""
+        view = self._tables.load(table.name)
+        if not self.owns(view) or view.marker is None:
+            raise refusal(table.name, Outcome.FENCED.value, view)
+        reached = view.marker.positions
+        if protocol.furthest(reached, table.progress) != reached:
+            batch = Range(reached, table.progress)
+            plan = Plan(protocol.Verdict.COMMIT, {})
+            ids = self._source.stream_ids()
+            work = Work(table, batch, view, plan, None, uuid.uuid4().hex, ids)
+            self._append(table.name, view, work, Append(), Counts(), None)
+        table.advanced_at = time.monotonic()
+
+    def _check(self, work: Work, report: Report, counts: Counts) -> None:
+        """What must hold after staging and before anything is committed."""
+        name = work.table.name
+        if report.read != counts.read:
+            raise InternalError(
+                f"table `{name}`: {report.read} records in, {counts} out",
+                where=describe(work.batch),
+                hint="nothing was committed; please report this",
+            )
+        if self._source.stream_ids() != work.stream_ids:
+            raise refusal(name, "incarnation", work.view)
+
+    def _append(
+        self,
+        name: str,
+        view: TableView,
+        work: Work,
+        append: Append,
+        counts: Counts,
+        watermark: int | None,
+    ) -> int | None:
+        """One commit by the protocol; → attempts, or None when the batch must be planned again."""
+        old = view.marker.details if view.marker else {}
+        stop, commit_id = work.batch.stop, work.commit_id
+        details = self._source.keep(stop, located_at(view), commit_id, old)
+        marker = protocol.advanced(
+            view, work.batch, commit_id, counts, watermark, details, work.stream_ids
+        )
+        settled = protocol.settle(self._tables, name, view, marker, append, _pause)
+        if settled.outcome is Outcome.RESTAGE:
+            return None
+        self._report(name, settled)
+        return settled.attempts
+
+    def _report(self, name: str, settled: Settled) -> None:
+        """Tell of retries; turn anything but success into the right error."""
+        if settled.reason:
+            self._bus.emit(
+                events.CommitRetried(
+                    pipeline=self.claim.pipeline,
+                    table=name,
+                    attempts=settled.attempts,
+                    outcome=settled.outcome.value,
+                    reason=settled.reason,
+                )
+            )
+        if settled.outcome is Outcome.LANDED:
+            return
+        if settled.outcome is Outcome.AGAIN:
+            raise GaveUp(
+                f"table `{name}`: {settled.attempts} commits failed: {settled.reason}",
+                hint="nothing is lost; start again when the catalog answers",
+            )
+        raise refusal(name, settled.outcome.value)
+
+
+def located(view: TableView) -> Located:
+    """A claimed table's marker with the place that its details are relative to."""
+    if view.marker is None:
+        raise InternalError("a table lost its marker right after the claim")
+    return Located(view.marker, located_at(view))
+
+
+def located_at(view: TableView) -> str:
+    """The table's location."""
+    return str(view.base.document["location"])
+
+
+def describe(batch: Range) -> str:
+    """A range, for people: `orders/0 120 to 180`."""
+    return ", ".join(
+        f"{stream}/{number} {batch.start.get(stream, {}).get(number, 0)} to {stop}"
+        for stream, partitions in batch.stop.items()
+        for number, stop in partitions.items()
+    )
+
+
+def _pause(attempt: int) -> bool:
+    """Wait a little longer each time, never in step with other writers."""
+    if attempt >= _ATTEMPTS:
+        return False
+    time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.05 * 2**attempt))  # noqa: S311
+    return True

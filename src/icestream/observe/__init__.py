@@ -1,0 +1,1 @@
+"""What happens, as facts first: events, and what is made of them."""

@@ -1,0 +1,131 @@
+"""Events: the facts of a run, emitted once and read by logs, progress, history and metrics."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from icestream.commit.marker import Positions
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a pipeline; the class name is its kind."""
+
+    pipeline: str
+
+    @property
+    def kind(self) -> str:
+        """`TableCommitted` → `table_committed`."""
+        name = type(self).__name__
+        return "".join(
+            "_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name)
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """The fields by name, for logs and history."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """All tables are claimed and the stream is about to begin."""
+
+    run_id: str
+    generation: int
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunStopped(Event):
+    """The stream ended, of itself or because it was asked to."""
+
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunFailed(Event):
+    """The stream ended with an error."""
+
+    run_id: str
+    error: str
+    error_kind: str
+
+
+@dataclass(frozen=True)
+class TableCreated(Event):
+    """A table did not exist and does now."""
+
+    table: str
+
+
+@dataclass(frozen=True)
+class SchemaEvolved(Event):
+    """Columns were added to a table."""
+
+    table: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableCommitted(Event):
+    """A batch's rows are in the table."""
+
+    table: str
+    commit_id: str
+    sequence: int
+    landed: int
+    quarantined: int
+    dropped: int
+    files: int
+    bytes: int
+    stage_seconds: float
+    commit_seconds: float
+    attempts: int
+    freshness_seconds: float | None  # commit time minus the newest record's timestamp
+    backlog: int
+    positions: Positions = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BatchPlanned(Event):
+    """A batch is under way."""
+
+    batch: int
+    tables: Mapping[str, str]  # table → verdict
+
+
+@dataclass(frozen=True)
+class TopicUnrouted(Event):
+    """Records of this topic go nowhere: no rule of `tables:` matches it."""
+
+    topic: str
+
+
+@dataclass(frozen=True)
+class CommitRetried(Event):
+    """A commit needed more than one attempt, or its answer was lost."""
+
+    table: str
+    attempts: int
+    outcome: str
+    reason: str | None
+
+
+Listener = Callable[[Event], None]
+
+
+class Bus:
+    """Hands each event to every listener, in the order in which they joined."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def join(self, listener: Listener) -> None:
+        """Add a listener."""
+        self._listeners.append(listener)
+
+    def emit(self, event: Event) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener(event)

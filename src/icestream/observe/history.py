@@ -1,0 +1,95 @@
+"""History: events in a SQLite file under the state folder; deleting it loses no row."""
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from icestream.observe.events import Event
+
+_FILE = "history.db"
+_KEEP_DAYS = 30
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+    id       INTEGER PRIMARY KEY,
+    at       REAL NOT NULL,
+    pipeline TEXT NOT NULL,
+    kind     TEXT NOT NULL,
+    subject  TEXT,
+    facts    TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_subject ON events (pipeline, subject, kind, at);
+"""
+
+
+class History:
+    """Appends events; safe to call from several threads."""
+
+    def __init__(self, state: Path) -> None:
+        state.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(
+            state / _FILE, timeout=30, check_same_thread=False, isolation_level=None
+        )
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.executescript(_SCHEMA)
+        oldest = time.time() - _KEEP_DAYS * 86400
+        self._database.execute("DELETE FROM events WHERE at < ?", (oldest,))
+
+    def __call__(self, event: Event) -> None:
+        """Store one event."""
+        facts = event.facts()
+        row = (time.time(), event.pipeline, event.kind, facts.get("table"), json.dumps(facts))
+        with self._lock:
+            self._database.execute(
+                "INSERT INTO events (at, pipeline, kind, subject, facts) VALUES (?, ?, ?, ?, ?)",
+                row,
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+
+def commits(state: Path, pipeline: str, table: str, since: float) -> list[dict[str, Any]]:
+    """A table's commits since a moment, oldest first, each with its time as `at`."""
+    return _select(
+        state,
+        "SELECT at, facts FROM events WHERE pipeline = ? AND subject = ? "
+        "AND kind = 'table_committed' AND at >= ? ORDER BY at",
+        (pipeline, table, since),
+    )
+
+
+def last_run(state: Path, pipeline: str) -> dict[str, Any] | None:
+    """The newest word on how a run started, stopped or failed."""
+    found = _select(
+        state,
+        "SELECT at, json_insert(facts, '$.kind', kind) FROM events WHERE pipeline = ? "
+        "AND kind IN ('run_started', 'run_stopped', 'run_failed') ORDER BY at DESC LIMIT 1",
+        (pipeline,),
+    )
+    return found[0] if found else None
+
+
+def _select(state: Path, query: str, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
+    with _reading(state) as database:
+        if database is None:
+            return []
+        rows = database.execute(query, arguments).fetchall()
+    return [{"at": at, **json.loads(facts)} for at, facts in rows]
+
+
+@contextmanager
+def _reading(state: Path) -> Iterator[sqlite3.Connection | None]:
+    file = state / _FILE
+    if not file.exists():
+        yield None
+        return
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as database:
+        yield database

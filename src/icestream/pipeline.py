@@ -1,0 +1,331 @@
+"""READ FIRST: one micro-batch, from the source to the commit.
+
+    Pipeline.open      claim the tables, open the stream where their markers stand
+    Pipeline.process   plan ▸ stage (one Spark job, task.py) ▸ evolve and again if need be ▸ land
+    Pipeline.close     write down how far the quiet tables have come
+
+The rules are in commit/protocol.py, which is pure; this file and landing.py carry them out.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from icestream.commit import protocol
+from icestream.commit.committer import IcebergTables
+from icestream.commit.marker import Positions
+from icestream.commit.protocol import Claim, Range, Verdict
+from icestream.config.model import Pipeline as Config
+from icestream.config.options.table import TableRule
+from icestream.config.route import Route
+from icestream.errors import BadRecord, GaveUp, IcestreamError, Unreachable
+from icestream.formats import Format
+from icestream.landing import Landing, RunTable, Work, describe, located
+from icestream.observe import events
+from icestream.observe.events import Bus
+from icestream.refusals import refusal
+from icestream.route import Router
+from icestream.schema import merge_new_fields
+from icestream.sources import Source, Start
+from icestream.task import REPORT, Report, StageTask, TableTask
+from icestream.write.design import Design, quarantine_design, quarantine_name
+from icestream.write.discard import discard
+from icestream.write.table import Builder, stage_target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ROUNDS = 12  # planning again after a new column, a new table or somebody else's change
+_ADVANCE_SECONDS = 3600  # a table without rows says how far it has come at least this often
+_PARALLEL_COMMITS = 4
+
+
+class Pipeline:
+    """One run of one pipeline; made by the runner, driven by Spark's foreachBatch."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        record_format: Format,
+        tables: IcebergTables,
+        builder: Builder,
+        design: Callable[[str, TableRule], Design],
+        bus: Bus,
+    ) -> None:
+        self.name = config.name
+        self.run_id = uuid.uuid4().hex
+        self._config = config
+        self._source = source
+        self._format = record_format
+        self._tables = tables
+        self._builder = builder
+        self._design = design
+        self._bus = bus
+        self._router = Router(config)
+        self._landing = Landing(tables, source, bus, Claim(self.name, 0, self.run_id))
+        self._run: dict[str, RunTable] = {}
+        self._unrouted: set[str] = set()
+        self._begin: Positions = {}
+        self._scratch = Path()
+
+    # -- start ---------------------------------------------------------------------------------
+
+    def open(self, spark: "SparkSession", scratch: Path, once: bool) -> "DataFrame":
+        """Claim every table in name order, then open the stream at the nearest marker."""
+        self._scratch = scratch
+        for route in self._first_routes():
+            self._add(route)
+        aside = [quarantine_name(name) for name, each in self._run.items() if each.has_quarantine]
+        views = {name: self._tables.load(name) for name in sorted([*self._run, *aside])}
+        generation = protocol.next_generation(views.values())
+        self._landing.claim = Claim(self.name, generation, self.run_id)
+        self._source.recall([located(view) for view in views.values() if view.marker])
+        start = self._source.resolve(self._config.source.start)
+        for name, view in views.items():
+            views[name] = self._landing.take(name, view, self._share_of_start(name, start))
+        self._begin = protocol.nearest(
+            *(located(views[name]).marker.positions for name in self._run)
+        )
+        frame = self._source.open(spark, self._begin, scratch, once)
+        self._emit(
+            events.RunStarted,
+            run_id=self.run_id,
+            generation=generation,
+            tables=tuple(sorted(self._run)),
+        )
+        return frame
+
+    def _first_routes(self) -> Sequence[Route]:
+        """Tables by fixed name, by known topics, and those that an earlier run made."""
+        known = [self._router.route(topic) for topic in self._source.known_topics()]
+        found = {route.table: route for route in [*self._router.fixed(), *known] if route}
+        for name in self._tables.claimed_names(self._router.namespaces()):
+            rule = self._router.owner(name)
+            if rule is not None and name not in found:
+                found[name] = Route(name, rule)
+        return [found[name] for name in sorted(found)]
+
+    def _add(self, route: Route) -> None:
+        design = self._design(route.table, route.rule)
+        if self._builder.create(design):
+            self._emit(events.TableCreated, table=route.table)
+        has_quarantine = self._tables.exists(quarantine_name(route.table))
+        self._run[route.table] = RunTable(route.table, route.rule, design, has_quarantine)
+
+    def _share_of_start(self, name: str, start: Start) -> Start:
+        """Where one table begins; a quarantine table follows its table and begins nowhere."""
+        if name not in self._run:
+            return Start({})
+        streams = self._streams(name, self._source.known_topics(), start.positions)
+        return Start(
+            {stream: at for stream, at in start.positions.items() if stream in streams},
+            {stream: one for stream, one in start.stream_ids.items() if stream in streams},
+        )
+
+    # -- one batch -----------------------------------------------------------------------------
+
+    def process(self, frame: "DataFrame", batch_id: int) -> None:
+        """Bring one range of the source into the tables, each record once."""
+        batch = self._range(batch_id)
+        routes = self._routes(batch)
+        for _ in range(_ROUNDS):
+            works = [self._plan(table, batch, routes) for table in self._due(routes)]
+            due = [work for work in works if work.plan.verdict is Verdict.COMMIT]
+            self._emit(
+                events.BatchPlanned,
+                batch=batch_id,
+                tables={work.table.name: work.plan.verdict.value for work in works},
+            )
+            if not due or self._finish(due, self._stage(frame, due, routes)):
+                break
+        else:
+            raise GaveUp(
+                f"pipeline `{self.name}`: batch {batch_id} had to be planned {_ROUNDS} times",
+                where=describe(batch),
+                hint="somebody keeps changing the tables; a restart is safe",
+            )
+        for table in self._run.values():
+            self._move_on(table, batch, routes)
+
+    def _range(self, batch_id: int) -> Range:
+        """What Spark logged for this batch, never what was seen of it."""
+        stop = _logged(self._scratch, batch_id)
+        start = _logged(self._scratch, batch_id - 1) if batch_id else self._begin
+        return Range(start, stop)
+
+    def _routes(self, batch: Range) -> dict[str, str]:
+        """Topic → table for this range; tables seen for the first time are made and claimed."""
+        routes: dict[str, str] = {}
+        for topic in self._source.topics(batch):
+            route = self._router.route(topic)
+            if route is None:
+                if topic not in self._unrouted:
+                    self._unrouted.add(topic)
+                    self._emit(events.TopicUnrouted, topic=topic)
+                continue
+            if route.table not in self._run:
+                self._add(route)
+                begin = Start(batch.start, self._source.stream_ids())
+                view = self._tables.load(route.table)
+                self._landing.take(route.table, view, self._share_of_start(route.table, begin))
+            routes[topic] = route.table
+        return routes
+
+    def _due(self, routes: Mapping[str, str]) -> list[RunTable]:
+        return [self._run[name] for name in sorted(set(routes.values()))]
+
+    def _plan(self, table: RunTable, batch: Range, routes: Mapping[str, str]) -> Work:
+        topics = [topic for topic, name in routes.items() if name == table.name]
+        own = self._share(table.name, batch, topics)
+        view = self._tables.load(table.name)
+        ids = self._source.stream_ids()
+        plan = protocol.plan(view, self._landing.claim, own, table.progress, ids)
+        if plan.verdict not in (Verdict.COMMIT, Verdict.SKIP):
+            raise refusal(table.name, plan.verdict.value, view, plan.missing)
+        quarantine = None
+        if table.has_quarantine:
+            name = quarantine_name(table.name)
+            quarantine = self._tables.load(name)
+            if not self._landing.owns(quarantine):
+                quarantine = self._landing.take(name, quarantine, Start({}))
+        return Work(table, own, view, plan, quarantine, uuid.uuid4().hex, ids)
+
+    def _stage(
+        self, frame: "DataFrame", due: Sequence[Work], routes: Mapping[str, str]
+    ) -> tuple[dict[str, Report], float]:
+        """One Spark job for all tables; → what it did for each, and how long it took."""
+        names = {work.table.name: work for work in due}
+        task = StageTask(
+            pipeline=self.name,
+            reader=self._source.reader,
+            routes={topic: name for topic, name in routes.items() if name in names},
+            tables={name: self._table_task(work) for name, work in names.items()},
+            ingested_at=datetime.now(UTC),
+        )
+        began = time.monotonic()
+        reports = {name: Report() for name in names}
+        for name, text in frame.mapInArrow(task, REPORT).collect():  # type: ignore[arg-type]
+            if not name:
+                raise IcestreamError.from_facts(json.loads(text))
+            reports[name] += Report.from_json(text)
+        return reports, time.monotonic() - began
+
+    def _table_task(self, work: Work) -> TableTask:
+        table, batch = work.table, work.batch
+        prefix = f"{self.name}-{self._landing.claim.generation:05d}-{work.commit_id}"
+        aside = stage_target(work.quarantine.base.document, prefix) if work.quarantine else None
+        floors = self._source.record_floors(batch, work.plan.floors)
+        trims = self._source.record_floors(batch, protocol.trim_only(work.quarantine, batch))
+        return TableTask(
+            target=stage_target(work.view.base.document, prefix),
+            quarantine=aside,
+            floors=floors,
+            quarantine_floors=trims,
+            format=self._format,
+            rule=table.rule.schema_evolution,
+            bad_records=table.rule.bad_records,
+            metadata_columns=table.rule.metadata_columns,
+            dropped_columns=frozenset(table.rule.except_columns),
+        )
+
+    def _finish(self, due: Sequence[Work], staged: tuple[dict[str, Report], float]) -> bool:
+        """Commit what was staged; False: something had to change first, so plan again."""
+        reports, seconds = staged
+        self._refuse_bad_records(due, reports)
+        if self._prepare(due, reports):
+            for report in reports.values():
+                discard([*report.files, *report.quarantine_files])
+            return False
+        with ThreadPoolExecutor(min(_PARALLEL_COMMITS, len(due))) as pool:
+            done = list(
+                pool.map(lambda w: self._landing.land(w, reports[w.table.name], seconds), due)
+            )
+        return all(done)
+
+    def _refuse_bad_records(self, due: Sequence[Work], reports: Mapping[str, Report]) -> None:
+        for work in due:
+            if bad := reports[work.table.name].offender:
+                raise BadRecord(
+                    f"table `{work.table.name}`: {bad.error}",
+                    where=f"topic {bad.topic}, partition {bad.partition}, offset {bad.offset}",
+                    hint="keep such records by `bad_records: quarantine`; try `icestream preview`",
+                )
+
+    def _prepare(self, due: Sequence[Work], reports: Mapping[str, Report]) -> bool:
+        """Add the columns and quarantine tables that the tasks asked for; → whether any was."""
+        asked = False
+        for work in due:
+            table, report = work.table, reports[work.table.name]
+            new = merge_new_fields(report.new_fields)
+            if new:
+                asked = True
+                try:
+                    self._builder.evolve(table.design, work.view.base, new)
+                except protocol.CommitFailed:
+                    continue  # somebody was faster: planning again sees what is there now
+                names = tuple(".".join((*each.parent, each.name)) for each in new)
+                self._emit(events.SchemaEvolved, table=table.name, columns=names)
+            if report.wants_quarantine and not table.has_quarantine:
+                asked = True
+                design = quarantine_design(table.name)
+                if self._builder.create(design):
+                    self._emit(events.TableCreated, table=design.name)
+                table.has_quarantine = True
+        return asked
+
+    # -- quiet tables --------------------------------------------------------------------------
+
+    def _move_on(self, table: RunTable, batch: Range, routes: Mapping[str, str]) -> None:
+        topics = [topic for topic, name in routes.items() if name == table.name]
+        own = self._share(table.name, batch, topics)
+        table.progress = protocol.furthest(table.progress, own.stop)
+        if time.monotonic() - table.advanced_at > _ADVANCE_SECONDS:
+            self._landing.advance(table)
+
+    def close(self) -> None:
+        """At a clean stop every table says how far it has come."""
+        for table in self._run.values():
+            self._landing.advance(table)
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _share(self, name: str, batch: Range, topics: Sequence[str]) -> Range:
+        """The part of a range that a table's positions speak of."""
+        streams = self._streams(name, topics, batch.stop)
+        return Range(
+            {stream: at for stream, at in batch.start.items() if stream in streams},
+            {stream: at for stream, at in batch.stop.items() if stream in streams},
+        )
+
+    def _streams(self, name: str, topics: Sequence[str], among: Positions) -> set[str]:
+        routed = {
+            self._source.stream_of(topic)
+            for topic in topics
+            if (route := self._router.route(topic)) and route.table == name
+        }
+        return {
+            stream for stream in among if stream in routed or stream in self._source.shared_streams
+        }
+
+    def _emit(self, kind: type[events.Event], **facts: Any) -> None:
+        self._bus.emit(kind(pipeline=self.name, **facts))
+
+
+def _logged(scratch: Path, batch_id: int) -> Positions:
+    """The positions in Spark's own log of planned offsets."""
+    try:
+        text = (scratch / "checkpoint" / "offsets" / str(batch_id)).read_text()
+    except OSError as failure:
+        raise Unreachable(
+            f"Spark's offset log cannot be read: {failure.strerror}",
+            where=str(scratch),
+            hint="was `state_location` deleted while the pipeline runs? start it again",
+        ) from None
+    raw = json.loads(text.splitlines()[2])
+    return {s: {int(n): at for n, at in partitions.items()} for s, partitions in raw.items()}

@@ -1,0 +1,95 @@
+"""Preview: a few records, decoded and shaped as `run` would, without Spark and without writing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.types import NestedField
+
+from icestream import formats
+from icestream.catalogs import catalog_for
+from icestream.config.load import Loaded
+from icestream.config.model import Pipeline
+from icestream.route import Router
+from icestream.schema import METADATA_COLUMNS, NewField, merge_new_fields
+from icestream.shape import Shape, split
+from icestream.sources import source_for
+from icestream.write.design import declared_columns
+
+
+@dataclass(frozen=True)
+class TablePreview:
+    """What a table would get."""
+
+    table: str
+    schema: Schema
+    exists: bool
+    good: pa.Table
+    bad: pa.Table
+
+
+def preview(loaded: Loaded, rows: int) -> list[TablePreview]:
+    """Decode the first `rows` records of the source."""
+    config = loaded.pipeline
+    router = Router(config)
+    parts: dict[str, list[pa.RecordBatch]] = {}
+    rules: dict[str, Any] = {}
+    for records in source_for(config.source).sample(rows):
+        for topic in dict.fromkeys(records.column("topic").to_pylist()):
+            route = router.route(topic)
+            if route:
+                wanted = pa.compute.equal(records.column("topic"), topic)
+                parts.setdefault(route.table, []).append(records.filter(wanted))
+                rules[route.table] = route.rule
+    return [_decode(config, name, rules[name], batches) for name, batches in parts.items()]
+
+
+def _decode(
+    config: Pipeline, name: str, rule: Any, parts: Sequence[pa.RecordBatch]
+) -> TablePreview:
+    record_format = formats.load(config.source.format.type)
+    existing = _existing(config, name)
+    schema = existing or Schema(*declared_columns(rule, record_format))
+    ours = {column.name for column in METADATA_COLUMNS}
+    data = Schema(*(field for field in schema.fields if field.name not in ours))
+    dropped = frozenset(rule.except_columns)
+    while True:
+        decoded = [
+            record_format.decode(part, data, rule.schema_evolution, dropped) for part in parts
+        ]
+        new = merge_new_fields([each.new_fields for each in decoded])
+        if not new:
+            break
+        data = _with(data, new)
+    fields: list[NestedField] = [*data.fields, *(METADATA_COLUMNS if rule.metadata_columns else ())]
+    numbered = Schema(
+        *(field.model_copy(update={"field_id": 10_000 + n}) for n, field in enumerate(fields))
+    )
+    arrow = schema_to_pyarrow(numbered, include_field_ids=True)
+    shape = Shape(arrow, config.name, datetime.now(UTC), rule.metadata_columns)
+    shaped = [split(part, each, shape) for part, each in zip(parts, decoded, strict=True)]
+    return TablePreview(
+        name,
+        numbered,
+        existing is not None,
+        pa.Table.from_batches([each.good for each in shaped]),
+        pa.Table.from_batches([each.bad for each in shaped]),
+    )
+
+
+def _existing(config: Pipeline, name: str) -> Schema | None:
+    catalog = catalog_for(config.catalog).open()
+    return catalog.load_table(name).schema() if catalog.table_exists(name) else None
+
+
+def _with(schema: Schema, new: Sequence[NewField]) -> Schema:
+    """The schema that the table would have after these fields were added."""
+    update = UpdateSchema(transaction=None, schema=schema)  # type: ignore[arg-type]
+    for each in new:
+        update.add_column((*each.parent, each.name), each.type)
+    return update._apply()

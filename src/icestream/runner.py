@@ -1,0 +1,288 @@
+"""Runs pipelines: starts Spark, starts each stream, waits, stops at a commit, cleans up."""
+
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from icestream import formats
+from icestream.catalogs import Catalog, catalog_for, spark_conf
+from icestream.commit.committer import IcebergTables
+from icestream.config.load import Loaded
+from icestream.config.model import Pipeline as Config
+from icestream.errors import ConfigError, GaveUp, IcestreamError, InternalError
+from icestream.observe.events import Bus, Event, Listener, RunFailed, RunStopped
+from icestream.observe.history import History
+from icestream.pipeline import Pipeline
+from icestream.sources import source_for
+from icestream.sources.planned import planner_failure
+from icestream.write.design import declared_design
+from icestream.write.table import Builder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_POLL_SECONDS = 0.2
+
+
+class StopRequested(Exception):
+    """Raised into Spark when a batch comes up after the stop; nothing was done for it."""
+
+
+@dataclass
+class _Run:
+    """One pipeline on its way."""
+
+    config: Config
+    pipeline: Pipeline
+    scratch: Path
+    query: "StreamingQuery | None" = None
+    failure: BaseException | None = None
+    stopping: bool = False
+    at_work: threading.Lock = field(default_factory=threading.Lock)
+    drained: threading.Event = field(default_factory=threading.Event)
+
+    def handle(self, frame: "DataFrame", batch_id: int) -> None:
+        """Spark's foreachBatch: one batch, or nothing at all once we are stopping."""
+        with self.at_work:
+            if self.stopping:
+                raise StopRequested
+            try:
+                self.pipeline.process(frame, batch_id)
+            except BaseException as failure:
+                self.failure = failure
+                raise
+
+
+def run(
+    files: Sequence[Loaded],
+    bus: Bus,
+    once: bool = False,
+    seconds: float | None = None,
+    progress: Callable[..., Any] | None = None,
+) -> None:
+    """Run until stopped, or until everything that is there is committed, or for a time."""
+    from icestream.spark import session
+
+    configs = [each.pipeline for each in files]
+    _refuse_conflicts(configs)
+    settings: dict[str, str] = {}
+    for config in configs:
+        settings.update({**spark_conf(catalog_for(config.catalog)), **config.spark})
+    with stop_signals() as stop:
+        state = Path(configs[0].state_location)
+        spark = session.start(configs[0].name, state, settings, progress)
+        try:
+            run_on(spark, configs, bus, once, seconds, stop)
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """The first Ctrl-C or SIGTERM asks for a stop; a second one takes the process down as it is."""
+    stop = threading.Event()
+    kinds = (signal.SIGINT, signal.SIGTERM)
+
+    def ask(number: int, _: FrameType | None) -> None:
+        if stop.is_set():
+            for kind in kinds:
+                signal.signal(kind, signal.SIG_DFL)
+            signal.raise_signal(number)
+        stop.set()
+
+    before = {kind: signal.signal(kind, ask) for kind in kinds}
+    try:
+        yield stop
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def run_on(
+    spark: "SparkSession",
+    configs: Sequence[Config],
+    bus: Bus,
+    once: bool = False,
+    seconds: float | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run pipelines on a session that somebody else owns."""
+    stop = stop or threading.Event()
+    runs: list[_Run] = []
+    reason = "stopped"
+    with ExitStack() as stack:
+        for config in configs:
+            bus.join(_history(config, stack))
+        try:
+            for config in configs:
+                if not stop.is_set():
+                    runs.append(_start(spark, config, catalog_for(config.catalog), bus, once))
+            reason = _wait(runs, stop, seconds)
+        finally:
+            # Asking all before waiting for any: each may be in the middle of a batch.
+            for each in runs:
+                each.stopping = True
+            for each in runs:
+                _stop(each, bus, reason)
+    for each in runs:
+        if each.failure is not None:
+            raise _explained(each)
+
+
+def _history(config: Config, stack: ExitStack) -> Listener:
+    """A listener that remembers this pipeline's events until the stack unwinds."""
+    history = stack.enter_context(closing(History(Path(config.state_location))))
+
+    def listen(event: Event) -> None:
+        if event.pipeline == config.name:
+            history(event)
+
+    return listen
+
+
+def _start(spark: "SparkSession", config: Config, catalog: Catalog, bus: Bus, once: bool) -> _Run:
+    jvm: Any = spark.sparkContext._jvm
+    jvm_catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+        catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
+    )
+    tables = IcebergTables(jvm, jvm_catalog, config.name)
+    record_format = formats.load(config.source.format.type)
+    pipeline = Pipeline(
+        config=config,
+        source=source_for(config.source),
+        record_format=record_format,
+        tables=tables,
+        builder=Builder(jvm, jvm_catalog, tables),
+        design=lambda name, rule: declared_design(name, rule, record_format),
+        bus=bus,
+    )
+    folder = Path(config.state_location) / config.name / "runs"
+    scratch = folder / pipeline.run_id
+    scratch.mkdir(parents=True)
+    each = _Run(config, pipeline, scratch)
+    once = once or config.commit_interval == "once"
+    try:
+        frame = pipeline.open(spark, scratch, once)
+        _sweep(folder, scratch)
+        interval = config.commit_interval
+        wait = 0.0 if once or not isinstance(interval, timedelta) else interval.total_seconds()
+        each.query = (
+            frame.writeStream.queryName(f"icestream {config.name}")
+            .foreachBatch(each.handle)
+            .option("checkpointLocation", str(scratch / "checkpoint"))
+            .trigger(processingTime=f"{int(wait * 1000)} milliseconds")
+            .start()
+        )
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    if once:
+        threading.Thread(target=_drain, args=(each,), daemon=True).start()
+    return each
+
+
+def _drain(each: _Run) -> None:
+    """`once`: wait until a look at the source finds nothing new."""
+    assert each.query is not None
+    try:
+        each.query.processAllAvailable()
+    except Exception as failure:
+        each.failure = each.failure or failure
+    each.drained.set()
+
+
+def _wait(runs: Sequence[_Run], stop: threading.Event, seconds: float | None) -> str:
+    left = seconds
+    while not stop.wait(_POLL_SECONDS if left is None else min(_POLL_SECONDS, max(left, 0))):
+        if left is not None:
+            left -= _POLL_SECONDS
+            if left <= 0:
+                return "time is up"
+        if runs and all(each.drained.is_set() for each in runs):
+            return "everything that was there is committed"
+        if any(each.query is not None and not each.query.isActive for each in runs):
+            return "failed"
+    return "stopped by a signal"
+
+
+def _stop(each: _Run, bus: Bus, reason: str) -> None:
+    """Let the batch under way reach its commit, then end the stream."""
+    query = each.query
+    with each.at_work:
+        if query is not None:
+            if not query.isActive and query.exception() and each.failure is None:
+                each.failure = query.exception()
+            query.stop()
+    try:
+        if each.failure is None:
+            each.pipeline.close()
+    except BaseException as failure:
+        each.failure = failure
+    run_id = each.pipeline.run_id
+    name = each.config.name
+    if each.failure is None:
+        bus.emit(RunStopped(name, run_id, reason))
+    else:
+        error = _explained(each)
+        bus.emit(RunFailed(name, run_id, str(error), type(error).__name__))
+    shutil.rmtree(each.scratch, ignore_errors=True)
+
+
+def _explained(each: _Run) -> IcestreamError:
+    """The failure in our own words; what Spark says of it is in the log."""
+    failure = each.failure
+    if isinstance(failure, IcestreamError):
+        return failure
+    planned = planner_failure(each.scratch)
+    if isinstance(planned, IcestreamError):
+        each.failure = planned
+        return planned
+    logs = Path(each.config.state_location) / "logs"
+    text = str(failure).strip().splitlines()
+    first = text[0] if text else type(failure).__name__
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "failures.log").open("a") as log:
+        traceback.print_exception(failure, file=log)
+    ours = not type(failure).__module__.startswith(("pyspark", "py4j"))
+    kind = InternalError if ours else GaveUp
+    each.failure = kind(
+        f"pipeline `{each.config.name}`: {type(failure).__name__}: {first}",
+        where=str(logs),
+        hint="nothing is lost; the logs have the details, and a restart is safe",
+    )
+    return each.failure
+
+
+def _sweep(folder: Path, keep: Path) -> None:
+    """Remove scratch of earlier runs: they are over, or fenced by our claim."""
+    for old in folder.iterdir():
+        if old != keep:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _refuse_conflicts(configs: Sequence[Config]) -> None:
+    names = [config.name for config in configs]
+    if len(set(names)) < len(names):
+        raise ConfigError("two of the files have the same pipeline `name`")
+    catalogs: dict[str, Any] = {}
+    settings: dict[str, str] = {}
+    for config in configs:
+        if catalogs.setdefault(config.catalog.name, config.catalog) != config.catalog:
+            raise ConfigError(
+                f"two of the files mean different catalogs by `{config.catalog.name}`",
+                hint="give one of them another `catalog.name`, or run them apart",
+            )
+        for key, value in config.spark.items():
+            if settings.setdefault(key, value) != value:
+                raise ConfigError(
+                    f"two of the files set `{key}` differently", hint="run them apart"
+                )

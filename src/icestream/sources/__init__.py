@@ -1,0 +1,123 @@
+"""Sources: contract and registry. A source turns a position range into Kafka-shaped records."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from icestream.commit.marker import Marker, Positions
+from icestream.commit.protocol import Range
+from icestream.errors import NotBuilt
+from icestream.formats import RECORDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_REGISTRY = {
+    "files": "icestream.sources.files:FilesSource",
+    "generator": "icestream.sources.generator:GeneratorSource",
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a table that has no marker yet begins, stored with its claim."""
+
+    positions: Positions
+    stream_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+class Reader(Protocol):
+    """Runs in a task: what Spark delivered → record batches in the shape of RECORDS; picklable."""
+
+    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Raise SourceChanged when the source contradicts what was planned."""
+        ...
+
+
+class Source(Protocol):
+    """Lives on the driver for one run; the pipeline calls it in this order."""
+
+    reader: Reader
+    shared_streams: frozenset[str]  # streams whose positions cover the topics of every table
+
+    def check(self) -> None:
+        """Raise SetupError or Unreachable when it cannot be read from here."""
+        ...
+
+    def known_topics(self) -> Sequence[str]:
+        """Topics that are known before anything is read; may be none."""
+        ...
+
+    def sample(self, count: int) -> Iterator[pa.RecordBatch]:
+        """The first records, read without Spark and without taking anything."""
+        ...
+
+    def recall(self, markers: Sequence["Located"]) -> None:
+        """Take up what earlier runs stored in the tables; called before any claim."""
+        ...
+
+    def resolve(self, start: str | datetime) -> Start:
+        """Turn `earliest`, `latest` or a time into explicit positions."""
+        ...
+
+    def open(
+        self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
+    ) -> "DataFrame":
+        """The stream from `begin` on; `once` ends at what is there now."""
+        ...
+
+    def stream_ids(self) -> Mapping[str, str]:
+        """Identity of each stream now; a changed one means a re-created topic."""
+        ...
+
+    def stream_of(self, topic: str) -> str:
+        """The stream whose positions cover this topic."""
+        ...
+
+    def topics(self, batch: Range) -> Sequence[str]:
+        """The record topics that a range may hold."""
+        ...
+
+    def record_floors(self, batch: Range, floors: Positions) -> "RecordFloors":
+        """Floors in positions → the first record offset to keep, per topic and partition."""
+        ...
+
+    def keep(
+        self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Store what a later start needs besides positions, before the commit; → marker details."""
+        ...
+
+    def backlog(self, reached: Positions) -> int:
+        """Records of the streams in `reached` behind it, as far as can be told cheaply."""
+        ...
+
+
+# topic → partition → first offset to keep. A topic or partition that is not named is kept whole.
+RecordFloors = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class Located:
+    """A marker and the table location that its details are relative to."""
+
+    marker: Marker
+    location: str
+
+
+def source_for(options: Any) -> Source:
+    """The source that `source:` describes."""
+    target = _REGISTRY.get(options.type)
+    if target is None:
+        raise NotBuilt(f"`source.type: {options.type}` is not built yet")
+    module, _, name = target.partition(":")
+    source: Source = getattr(import_module(module), name)(options)
+    return source
+
+
+__all__ = ["RECORDS", "Located", "Reader", "RecordFloors", "Source", "Start", "source_for"]

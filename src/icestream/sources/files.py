@@ -1,0 +1,299 @@
+"""Source `files`: lines of the files in a growing folder, plain or gzip.
+
+A file is taken once its size and time held over two listings, and is immutable from then on.
+Records carry the file's path (relative to the folder) as topic and the byte offset as offset.
+"""
+
+import json
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from icestream.commit.marker import Positions
+from icestream.commit.protocol import Range
+from icestream.errors import SetupError, SourceChanged
+from icestream.sources import Located, RecordFloors, Start
+from icestream.sources import ledger as ledgers
+from icestream.sources.ledger import Ledger, Seen, Split
+from icestream.sources.lines import LineReader, cut
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STREAM = "files"  # the one stream, with the one partition 0: a count of ledger entries
+_SETTLE_SECONDS = 1.0  # between the two listings that must agree
+_EVERYTHING = 2**63 - 1
+_PASSED = 0  # lines of an entry that `start` passed over: it may still grow, nobody reads it
+
+
+class FilesSource:
+    """The driver's side: knows the ledger, stores it with each commit."""
+
+    shared_streams = frozenset({STREAM})
+
+    def __init__(self, options: Any) -> None:
+        self._folder = Path(options.path)
+        self._pattern: str = options.pattern
+        self._max_records: int = options.max_records_per_commit
+        self._ledger = Ledger()
+        self._log: LedgerLog | None = None
+        self.reader = LineReader(str(self._folder))
+
+    def check(self) -> None:
+        """The folder can be listed."""
+        if not self._folder.is_dir():
+            raise SetupError(
+                f"source folder `{self._folder}` does not exist",
+                hint="create it, or set `source.path`",
+            )
+
+    def known_topics(self) -> Sequence[str]:
+        """Paths become known as they are listed."""
+        return ()
+
+    def sample(self, count: int) -> Iterator[pa.RecordBatch]:
+        """The first lines of the oldest files, whether they are complete or not."""
+        self.check()
+        files = sorted(_listing(self._folder, self._pattern), key=lambda one: one.mtime_ns)
+        for file in files:
+            whole = Split(file.path, file.size, file.mtime_ns, 0, file.size, 0)
+            order = json.dumps([astuple(whole)])
+            for records in self.reader.read(iter([pa.record_batch({"work": [order]})])):
+                yield records.slice(0, count)
+                count -= records.num_rows
+                if count <= 0:
+                    return
+
+    def recall(self, markers: Sequence[Located]) -> None:
+        """Gather the ledger from the position lists of the tables."""
+        restored = [
+            ledgers.restore(
+                each.location, each.marker.details.get("ledger"), _count(each.marker.positions)
+            )
+            for each in markers
+        ]
+        self._ledger = ledgers.longest(restored)
+
+    def resolve(self, start: str | datetime) -> Start:
+        """`latest` and times count the older files that are there now as taken."""
+        self.check()
+        if start == "earliest":
+            return Start(_at(0))
+        taken = {split.path for split in self._ledger.splits}
+        limit = None if isinstance(start, str) else int(start.timestamp() * 1e9)
+        self._ledger.extend(
+            Split(seen.path, seen.size, seen.mtime_ns, 0, seen.size, _PASSED)
+            for seen in _listing(self._folder, self._pattern)
+            if seen.path not in taken and (limit is None or seen.mtime_ns < limit)
+        )
+        return Start(_at(len(self._ledger)))
+
+    def open(
+        self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
+    ) -> "DataFrame":
+        """Let the planner go on from there, with what was taken so far."""
+        from icestream.sources.planned import open_stream
+
+        self.check()
+        self._log = LedgerLog(scratch / "ledger.jsonl")
+        self._log.append(self._ledger.splits)
+        self._log.read()
+        settings = {
+            "folder": str(self._folder),
+            "pattern": self._pattern,
+            "log": str(self._log.file),
+            "begin": _count(begin),
+            "max_records": self._max_records,
+            "tasks": spark.sparkContext.defaultParallelism,
+            "once": once,
+        }
+        return open_stream(spark, "icestream.sources.files:FilesPlanner", settings, scratch)
+
+    def stream_ids(self) -> Mapping[str, str]:
+        """A folder has no identity of its own."""
+        return {}
+
+    def stream_of(self, topic: str) -> str:
+        """One ledger covers all paths."""
+        return STREAM
+
+    def topics(self, batch: Range) -> Sequence[str]:
+        """The paths in the range."""
+        return list(dict.fromkeys(split.path for split in self._between(batch)))
+
+    def record_floors(self, batch: Range, floors: Positions) -> RecordFloors:
+        """Entries of the range below the floor are in already: keep what follows them."""
+        done = _count(floors) - _count(batch.start)
+        entries = self._between(batch)
+        taken = {split.path: {0: split.stop} for split in entries[:done]}
+        behind = {split.path for split in entries[done:]}
+        return {path: at if path in behind else {0: _EVERYTHING} for path, at in taken.items()}
+
+    def keep(
+        self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The position list, beside the table, named by the commit."""
+        count = _count(stop)
+        self._catch_up(count)
+        return {
+            "ledger": ledgers.store(self._ledger, count, location, commit_id, old.get("ledger"))
+        }
+
+    def backlog(self, reached: Positions) -> int:
+        """Lines in the entries behind `reached`."""
+        self._catch_up(None)
+        return sum(split.lines for split in self._ledger.splits[_count(reached) :])
+
+    def _between(self, batch: Range) -> list[Split]:
+        stop = _count(batch.stop)
+        self._catch_up(stop)
+        return self._ledger.splits[_count(batch.start) : stop]
+
+    def _catch_up(self, count: int | None) -> None:
+        """Read what the planner has added since, in its own process."""
+        if self._log and (count is None or len(self._ledger) < count):
+            self._ledger.extend(self._log.read())
+
+
+class FilesPlanner:
+    """Runs in Spark's helper process: lists the folder, cuts files, hands out splits."""
+
+    def __init__(
+        self,
+        folder: str,
+        pattern: str,
+        log: str,
+        begin: int,
+        max_records: int,
+        tasks: int,
+        once: bool,
+    ) -> None:
+        self._folder = Path(folder)
+        self._pattern = pattern
+        self._log = LedgerLog(Path(log))
+        self._splits = self._log.read()
+        self._taken: dict[str, tuple[int, int] | None] = {
+            split.path: (split.size, split.mtime_ns) if split.lines != _PASSED else None
+            for split in self._splits
+        }
+        self._begin = begin
+        self._position = begin
+        self._max_records = max_records
+        self._tasks = tasks
+        self._once = once
+        self._looked: Mapping[str, Seen] = {}
+        self._looked_at: float | None = None
+        self._finished = False
+
+    def first(self) -> Positions:
+        """Where the tables stand."""
+        return _at(self._begin)
+
+    def latest(self) -> Positions:
+        """As many whole splits as fit into one commit, at least one if there is any."""
+        self._look()
+        room = self._max_records
+        while self._position < len(self._splits):
+            lines = self._splits[self._position].lines
+            if lines > room and room < self._max_records:
+                break
+            room -= lines
+            self._position += 1
+        return _at(self._position)
+
+    def orders(self, start: Positions, stop: Positions) -> Sequence[str]:
+        """Neighbouring splits together, as many groups as there are task slots."""
+        splits = [astuple(split) for split in self._splits[_count(start) : _count(stop)]]
+        groups = min(self._tasks, len(splits))
+        edges = [round(len(splits) * each / groups) for each in range(groups + 1)] if groups else []
+        return [json.dumps(splits[low:high]) for low, high in pairwise(edges)]
+
+    def _look(self) -> None:
+        if self._finished:
+            return
+        now = time.monotonic()
+        if self._looked_at is not None and now - self._looked_at < _SETTLE_SECONDS:
+            return
+        self._take_settled()
+        if self._once:
+            time.sleep(_SETTLE_SECONDS)  # `once` cannot leave the second listing to a later batch
+            self._take_settled()
+            self._finished = True
+
+    def _take_settled(self) -> None:
+        seen = {each.path: each for each in _listing(self._folder, self._pattern)}
+        for each in seen.values():
+            self._refuse_change(each)
+        settled = [
+            each
+            for each in seen.values()
+            if each.path not in self._taken and self._looked.get(each.path) == each
+        ]
+        for each in sorted(settled, key=lambda one: (one.mtime_ns, one.path)):
+            splits = cut(self._folder, each, self._max_records)
+            self._log.append(splits)
+            self._splits.extend(splits)
+            self._taken[each.path] = (each.size, each.mtime_ns)
+        self._looked, self._looked_at = seen, time.monotonic()
+
+    def _refuse_change(self, seen: Seen) -> None:
+        taken = self._taken.get(seen.path)
+        if taken and taken != (seen.size, seen.mtime_ns):
+            raise SourceChanged(
+                f"file `{seen.path}` changed after it was taken: "
+                f"{taken[0]:,} bytes then, {seen.size:,} now",
+                where=f"source folder {self._folder}",
+                hint="files must not change once they are complete: write new data to a new file",
+            )
+
+
+class LedgerLog:
+    """The ledger on its way from the planner's process to the driver: scratch, append only."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._read = 0
+
+    def append(self, splits: Sequence[Split]) -> None:
+        """Add entries; complete before Spark hears of the new position."""
+        with self.file.open("a") as out:
+            out.write("".join(json.dumps(astuple(split)) + "\n" for split in splits))
+
+    def read(self) -> list[Split]:
+        """The entries since the last call."""
+        with self.file.open() as log:
+            log.seek(self._read)
+            lines = log.readlines()
+            self._read = log.tell()
+        return [Split(*json.loads(line)) for line in lines]
+
+
+def _listing(folder: Path, pattern: str) -> list[Seen]:
+    """Regular files that match, without hidden ones (`.` and `_` in front)."""
+    found = []
+    for path in folder.glob(pattern):
+        name = path.relative_to(folder)
+        if any(part.startswith((".", "_")) for part in name.parts):
+            continue
+        try:
+            facts = path.stat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(facts.st_mode) and facts.st_size:
+            found.append(Seen(name.as_posix(), facts.st_size, facts.st_mtime_ns))
+    return found
+
+
+def _at(count: int) -> Positions:
+    return {STREAM: {0: count}}
+
+
+def _count(positions: Positions) -> int:
+    return positions.get(STREAM, {}).get(0, 0)

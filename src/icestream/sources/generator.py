@@ -1,0 +1,202 @@
+"""Source `generator`: a small shop that makes page events and order changes."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from icestream.commit.marker import Positions
+from icestream.commit.protocol import Range
+from icestream.sources import Located, RecordFloors, Start
+from icestream.sources.shop import make
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ORDERS_EVERY = 5  # one order change for four page events
+_STEP = 20_000  # records made at a time in a task
+
+
+class GeneratorSource:
+    """The driver's side; a stream's identity is its seed and the moment it began."""
+
+    shared_streams: frozenset[str] = frozenset()
+
+    def __init__(self, options: Any) -> None:
+        self._topics: tuple[str, ...] = tuple(options.topics)
+        self._rows: int | None = options.rows
+        self._rate: int | None = options.rate
+        self._seed: int = options.seed
+        self._max_records: int = options.max_records_per_commit
+        self._began_ms = int(time.time() * 1000)
+        self.reader = ShopReader(options.malformed)
+
+    def check(self) -> None:
+        """Nothing can be missing."""
+
+    def known_topics(self) -> Sequence[str]:
+        """The configured ones."""
+        return self._topics
+
+    def sample(self, count: int) -> Iterator[pa.RecordBatch]:
+        """The first records of each topic."""
+        each = max(1, count // len(self._topics))
+        for topic in self._topics:
+            yield make(
+                topic, 0, each, self._seed, self._began_ms, self._rate, self.reader.malformed
+            )
+
+    def resolve(self, start: str | datetime) -> Start:
+        """A generator begins at its beginning."""
+        return Start({topic: {0: 0} for topic in self._topics}, self.stream_ids())
+
+    def recall(self, markers: Sequence[Located]) -> None:
+        """Go on with the clock that the first run started."""
+        for each in markers:
+            for identity in each.marker.stream_ids.values():
+                self._began_ms = int(identity.partition("@")[2])
+
+    def open(
+        self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
+    ) -> "DataFrame":
+        """Let the planner go on from there."""
+        from icestream.sources.planned import open_stream
+
+        settings = {
+            "topics": self._topics,
+            "rows": self._rows,
+            "rate": self._rate,
+            "seed": self._seed,
+            "began_ms": self._began_ms,
+            "begin": {topic: at[0] for topic, at in begin.items()},
+            "max_records": self._max_records,
+            "tasks": spark.sparkContext.defaultParallelism,
+            "once": once,
+        }
+        return open_stream(spark, "icestream.sources.generator:ShopPlanner", settings, scratch)
+
+    def stream_ids(self) -> Mapping[str, str]:
+        """Another seed is another stream."""
+        return dict.fromkeys(self._topics, f"{self._seed}@{self._began_ms}")
+
+    def stream_of(self, topic: str) -> str:
+        """A topic is a stream."""
+        return topic
+
+    def topics(self, batch: Range) -> Sequence[str]:
+        """The topics of the range."""
+        return [topic for topic in self._topics if topic in batch.stop]
+
+    def record_floors(self, batch: Range, floors: Positions) -> RecordFloors:
+        """Positions are offsets."""
+        return floors
+
+    def keep(
+        self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The marker says it all."""
+        return {}
+
+    def backlog(self, reached: Positions) -> int:
+        """Records that are due by now."""
+        due = available(self._rows, self._rate, self._began_ms)
+        if due is None:
+            return 0
+        return sum(
+            max(0, share(topic, self._topics, due) - partitions.get(0, 0))
+            for topic, partitions in reached.items()
+        )
+
+
+class ShopPlanner:
+    """Runs in Spark's helper process: how many records are due by now."""
+
+    def __init__(
+        self,
+        topics: Sequence[str],
+        rows: int | None,
+        rate: int | None,
+        seed: int,
+        began_ms: int,
+        begin: Mapping[str, int],
+        max_records: int,
+        tasks: int,
+        once: bool,
+    ) -> None:
+        self._topics = topics
+        self._rows, self._rate = rows, rate
+        self._seed, self._began_ms = seed, began_ms
+        self._at = {topic: begin.get(topic, 0) for topic in topics}
+        self._first = dict(self._at)
+        self._max_records = max_records
+        self._tasks = tasks
+        self._end = available(rows, rate, began_ms) if once else None
+        if once and self._end is None:
+            self._end = sum(self._at.values()) + max_records
+
+    def first(self) -> Positions:
+        """Where the tables stand."""
+        return {topic: {0: at} for topic, at in self._first.items()}
+
+    def latest(self) -> Positions:
+        """What is due, at most one commit's worth further."""
+        done = sum(self._at.values())
+        due = self._end
+        if due is None:
+            due = available(self._rows, self._rate, self._began_ms)
+        total = done + self._max_records if due is None else min(due, done + self._max_records)
+        for topic in self._topics:
+            self._at[topic] = max(self._at[topic], share(topic, self._topics, total))
+        return {topic: {0: at} for topic, at in self._at.items()}
+
+    def orders(self, start: Positions, stop: Positions) -> Sequence[str]:
+        """Each topic's range, in as many pieces as there are task slots."""
+        orders = []
+        for topic, partitions in stop.items():
+            low, high = start.get(topic, {}).get(0, 0), partitions[0]
+            pieces = min(self._tasks, max(1, (high - low) // _STEP))
+            edges = [low + (high - low) * each // pieces for each in range(pieces + 1)]
+            orders += [
+                json.dumps([topic, left, right, self._seed, self._began_ms, self._rate])
+                for left, right in pairwise(edges)
+                if right > left
+            ]
+        return orders
+
+
+@dataclass(frozen=True)
+class ShopReader:
+    """Runs in a task: ranges → records."""
+
+    malformed: float = 0.0  # this share of the records is cut off in the middle
+
+    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Make the records of each order, some at a time."""
+        for batch in batches:
+            for order in batch.column("work").to_pylist():
+                topic, low, high, seed, began_ms, rate = json.loads(order)
+                for at in range(low, high, _STEP):
+                    stop = min(high, at + _STEP)
+                    yield make(topic, at, stop, seed, began_ms, rate, self.malformed)
+
+
+def available(rows: int | None, rate: int | None, began_ms: int) -> int | None:
+    """How many records are due now; None: as many as anyone wants."""
+    if rate is None:
+        return rows
+    due = int((time.time() - began_ms / 1000) * rate)
+    return due if rows is None else min(rows, due)
+
+
+def share(topic: str, topics: Sequence[str], total: int) -> int:
+    """How many of `total` records belong to this topic."""
+    if len(topics) == 1:
+        return total
+    orders = total // _ORDERS_EVERY
+    return orders if topic == "order_changes" else total - orders

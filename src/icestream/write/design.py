@@ -1,0 +1,80 @@
+"""Designs: what the pipeline file says a table should look like, before any data is seen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.types import NestedField
+
+from icestream.config.ddl import (
+    PartitionField,
+    SortField,
+    parse_partition,
+    parse_sort,
+    parse_type,
+)
+from icestream.formats import Format
+from icestream.schema import QUARANTINE_SCHEMA
+
+
+@dataclass(frozen=True)
+class Design:
+    """A table as configured; columns that only the data can tell come later."""
+
+    name: str
+    columns: tuple[NestedField, ...] = ()
+    metadata_columns: bool = True
+    partition_by: tuple[PartitionField, ...] = ()
+    sort_by: tuple[SortField, ...] = ()
+    properties: dict[str, str] = field(default_factory=dict)
+    comment: str = ""
+
+
+def declared_design(name: str, rule: Any, record_format: Format) -> Design:
+    """The design of a table from its rule."""
+    return Design(
+        name=name,
+        columns=tuple(declared_columns(rule, record_format)),
+        metadata_columns=rule.metadata_columns,
+        partition_by=tuple(parse_partition(text) for text in rule.partition_by),
+        sort_by=tuple(parse_sort(text) for text in rule.sort_by),
+        properties=dict(rule.properties),
+    )
+
+
+def declared_columns(rule: Any, record_format: Format) -> list[NestedField]:
+    """Columns that are known before any data is seen; declared types win over the format's."""
+    fixed = record_format.default_schema()
+    kinds = {column.name: column.field_type for column in (fixed.fields if fixed else ())}
+    kinds.update({name: parse_type(text) for name, text in rule.columns.items()})
+    return [
+        NestedField(field_id=number, name=name, field_type=kind, required=False)
+        for number, (name, kind) in enumerate(kinds.items(), start=1)
+        if name not in rule.except_columns
+    ]
+
+
+def quarantine_design(name: str) -> Design:
+    """The table that takes what could not be decoded for `name`."""
+    return Design(
+        name=quarantine_name(name),
+        columns=tuple(QUARANTINE_SCHEMA.fields),
+        metadata_columns=False,
+        comment=f"Records that could not be written to {name}, with the reason",
+    )
+
+
+def quarantine_name(name: str) -> str:
+    """`shop.orders` → `shop.orders__quarantine`."""
+    return f"{name}__quarantine"
+
+
+def layout_is_known(design: Design, fields: Sequence[NestedField]) -> bool:
+    """Whether all columns that the layout names exist; others come with the first batch."""
+    return laid_out_columns(design) <= {each.name for each in fields}
+
+
+def laid_out_columns(design: Design) -> set[str]:
+    """Top-level columns that partitioning and sort order need."""
+    named = [part.column for part in design.partition_by] + [part.column for part in design.sort_by]
+    return {name.partition(".")[0] for name in named}

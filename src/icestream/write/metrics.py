@@ -1,0 +1,216 @@
+"""Iceberg metrics of a data file, from the footer that its writer has just made."""
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg import types as t
+from pyiceberg.schema import Schema
+
+from icestream.write.arrow import column_at, path_to
+from icestream.write.modes import Mode, modes
+from icestream.write.sort import Order
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A column of the Parquet file; leaves stand in the file's own order of columns."""
+
+    field_id: int
+    kind: t.PrimitiveType
+    mode: Mode
+    repeated: bool
+    """Inside a list or map: Iceberg keeps its size and nothing else."""
+    parquet_path: str
+
+    @property
+    def counted(self) -> bool:
+        """Whether values, nulls and NaNs are counted."""
+        return self.mode is not None and not self.repeated
+
+    @property
+    def floating(self) -> bool:
+        """Whether there can be NaN."""
+        return isinstance(self.kind, t.FloatType | t.DoubleType)
+
+
+def leaves(schema: Schema, order: Order, properties: Mapping[str, str]) -> list[Leaf]:
+    """Plan the metrics of a table's files once, for all of its files."""
+    chosen = modes(schema, order, properties)
+    found: list[Leaf] = []
+
+    def walk(field: t.NestedField, path: str, repeated: bool) -> None:
+        kind = field.field_type
+        if isinstance(kind, t.StructType):
+            for child in kind.fields:
+                walk(child, f"{path}.{child.name}", repeated)
+        elif isinstance(kind, t.ListType):
+            walk(kind.element_field, f"{path}.list.element", True)
+        elif isinstance(kind, t.MapType):
+            walk(kind.key_field, f"{path}.key_value.key", True)
+            walk(kind.value_field, f"{path}.key_value.value", True)
+        elif isinstance(kind, t.PrimitiveType):
+            found.append(Leaf(field.field_id, kind, chosen[field.field_id], repeated, path))
+
+    for field in schema.fields:
+        walk(field, field.name, False)
+    return found
+
+
+class NanCounter:
+    """Counts NaN while rows go by: a footer does not tell."""
+
+    def __init__(self, schema: Schema, plan: list[Leaf]) -> None:
+        wanted = [leaf.field_id for leaf in plan if leaf.floating and leaf.counted]
+        self._paths = {field_id: path_to(schema, field_id) for field_id in wanted}
+        self.counts = dict.fromkeys(wanted, 0)
+
+    def add(self, rows: pa.Table) -> None:
+        """Count the NaNs of one row group."""
+        for field_id, path in self._paths.items():
+            seen = pc.sum(pc.is_nan(column_at(rows, path)), min_count=0)
+            self.counts[field_id] += seen.as_py()
+
+
+def file_metrics(footer: Any, plan: list[Leaf], nans: Mapping[int, int]) -> dict[str, Any]:
+    """Put together the metrics of one file, in the form of Iceberg's ContentFileParser."""
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    sizes: dict[int, int] = {}
+    values: dict[int, int] = {}
+    nulls: dict[int, int] = {}
+    lower: dict[int, str] = {}
+    upper: dict[int, str] = {}
+    for position, leaf in enumerate(plan):
+        if leaf.mode is None:
+            continue
+        chunks = [group.column(position) for group in groups]
+        sizes[leaf.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
+        if leaf.repeated:
+            continue
+        statistics = [chunk.statistics for chunk in chunks]
+        values[leaf.field_id] = sum(chunk.num_values for chunk in chunks)
+        nulls[leaf.field_id] = sum(found.null_count for found in statistics)
+        if leaf.mode:
+            low, high = _bounds(statistics, leaf)
+            if low is not None:
+                lower[leaf.field_id] = low.hex().upper()
+            if high is not None:
+                upper[leaf.field_id] = high.hex().upper()
+    return {
+        "record-count": footer.num_rows,
+        "column-sizes": _pairs(sizes),
+        "value-counts": _pairs(values),
+        "null-value-counts": _pairs(nulls),
+        "nan-value-counts": _pairs(nans),
+        "lower-bounds": _pairs(lower),
+        "upper-bounds": _pairs(upper),
+        "split-offsets": sorted(_offset(group.column(0)) for group in groups),
+    }
+
+
+def content_json(
+    path: str, size: int, spec_id: int, order_id: int, partition: list[Any], metrics: dict[str, Any]
+) -> str:
+    """Write a DataFile as JSON; NaN as a partition value comes out as the bare word NaN."""
+    file = {
+        "spec-id": spec_id,
+        "content": "data",
+        "file-path": path,
+        "file-format": "parquet",
+        "partition": partition,
+        "file-size-in-bytes": size,
+        "sort-order-id": order_id,
+    }
+    return json.dumps(file | metrics)
+
+
+def _pairs(by_id: Mapping[int, Any]) -> dict[str, list[Any]]:
+    return {"keys": list(by_id), "values": list(by_id.values())}
+
+
+def _offset(first_column: Any) -> int:
+    dictionary, data = first_column.dictionary_page_offset, first_column.data_page_offset
+    return int(data if dictionary is None else min(dictionary, data))
+
+
+def _bounds(statistics: list[Any], leaf: Leaf) -> tuple[bytes | None, bytes | None]:
+    known = [found for found in statistics if found.has_min_max]
+    # Arrow drops bounds over 4 KiB; without those of every group nothing may be claimed.
+    lost = any(found.num_values and not found.has_min_max for found in statistics)
+    if not known or (lost and not leaf.floating):
+        return None, None
+    read, write = _codec(leaf.kind)
+    low = min(read(found.min_raw) for found in known)
+    high = max(read(found.max_raw) for found in known)
+    assert leaf.mode is not None
+    if isinstance(leaf.kind, t.StringType):
+        return low_text(low, leaf.mode), high_text(high, leaf.mode)
+    if isinstance(leaf.kind, t.BinaryType):
+        return low[: leaf.mode], high_bytes(high, leaf.mode)
+    return write(low), write(high)
+
+
+def low_text(value: bytes, length: int) -> bytes:
+    """Cut UTF-8 to `length` characters: never above the value."""
+    return value if len(value) <= length else value.decode()[:length].encode()
+
+
+def high_text(value: bytes, length: int) -> bytes | None:
+    """Give text of at most `length` characters that is not below the value, if there is any."""
+    text = value.decode()
+    if len(text) <= length:
+        return value
+    for end in range(length - 1, -1, -1):
+        point = ord(text[end]) + 1
+        if point <= 0x10FFFF:
+            point = 0xE000 if point == 0xD800 else point  # surrogates are not characters
+            return (text[:end] + chr(point)).encode()
+    return None
+
+
+def high_bytes(value: bytes, length: int) -> bytes | None:
+    """Give at most `length` bytes that are not below the value, if there are any."""
+    if len(value) <= length:
+        return value
+    kept = value[:length].rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def _codec(kind: t.PrimitiveType) -> tuple[Callable[[Any], Any], Callable[[Any], bytes]]:
+    """Ways from Parquet's raw statistics to something comparable, and on to Iceberg's bytes."""
+    if isinstance(kind, t.DecimalType):
+        return _unscaled, _big_endian
+    form = _FORMS.get(type(kind))
+    return _same, struct.Struct(form).pack if form else _same
+
+
+_FORMS: dict[type[t.IcebergType], str] = {
+    t.BooleanType: "<?",
+    t.IntegerType: "<i",
+    t.DateType: "<i",
+    t.FloatType: "<f",
+    t.DoubleType: "<d",
+    t.LongType: "<q",
+    t.TimeType: "<q",
+    t.TimestampType: "<q",
+    t.TimestamptzType: "<q",
+    t.TimestampNanoType: "<q",
+    t.TimestamptzNanoType: "<q",
+}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _unscaled(raw: int | bytes) -> int:
+    return raw if isinstance(raw, int) else int.from_bytes(raw, "big", signed=True)
+
+
+def _big_endian(value: int) -> bytes:
+    length = ((value if value >= 0 else ~value).bit_length() + 8) // 8
+    return value.to_bytes(length, "big", signed=True)

@@ -1,0 +1,114 @@
+"""Rows brought together by partition: transforms, partition numbers and a stable order."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg import transforms as tr
+from pyiceberg import types as t
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+
+from icestream.errors import TableRefused
+from icestream.write.arrow import column_at, path_to, plain
+from icestream.write.values import folder, json_values
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition: its values by field of the spec, and the folder of its files."""
+
+    values: list[Any]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """An order of rows that brings partitions together: number → [start, stop) in that order."""
+
+    order: NDArray[np.int64]
+    ranges: dict[int, tuple[int, int]]
+
+
+def transformed(
+    rows: Any, schema: Schema, source_id: int, transform: tr.Transform[Any, Any]
+) -> pa.Array:
+    """Apply an Iceberg transform to a column of a batch, found by its field id."""
+    path = path_to(schema, source_id)
+    if isinstance(transform, tr.VoidTransform):
+        return pa.nulls(rows.num_rows)  # the source column may be gone
+    if not path or isinstance(transform, tr.UnknownTransform):
+        raise TableRefused(f"cannot compute {transform!r} of the column with id {source_id}")
+    kind, column = schema.find_type(source_id), column_at(rows, path)
+    if isinstance(transform, tr.IdentityTransform):
+        return plain(column)
+    if isinstance(transform, tr.TruncateTransform) and isinstance(kind, t.BinaryType):
+        return pc.binary_slice(column, 0, transform.width)  # pyiceberg-core lacks it
+    return transform.pyarrow_transform(kind)(column)
+
+
+class Partitioner:
+    """Numbers the partitions of a table in the order in which they are first seen."""
+
+    def __init__(self, schema: Schema, spec: PartitionSpec) -> None:
+        self._schema, self._spec = schema, spec
+        self._kinds = [self._kind(field) for field in spec.fields]
+        self._numbers: dict[str, int] = {}
+        self.partitions: list[Partition] = []
+
+    def group(self, rows: pa.RecordBatch) -> Grouping:
+        """Find the partition of every row; rows of a partition keep their order."""
+        columns = [
+            transformed(rows, self._schema, f.source_id, f.transform) for f in self._spec.fields
+        ]
+        codes, firsts = _codes(columns, rows.num_rows)
+        numbers = self._number([column.take(pa.array(firsts)) for column in columns])[codes]
+        if len(self.partitions) <= 1 << 16:
+            numbers = numbers.astype(np.uint16)  # sorted in linear time
+        order = np.argsort(numbers, kind="stable")
+        counts = np.bincount(numbers, minlength=len(self.partitions))
+        stops = np.cumsum(counts)
+        ranges = {
+            int(n): (int(stops[n] - counts[n]), int(stops[n])) for n in np.flatnonzero(counts)
+        }
+        return Grouping(order, ranges)
+
+    def _number(self, columns: list[pa.Array]) -> NDArray[np.int64]:
+        """Number distinct partitions, given one row of values for each; NaN equals NaN here."""
+        written = [json_values(c, kind) for c, kind in zip(columns, self._kinds, strict=True)]
+        numbers = []
+        for values in zip(*written, strict=True):
+            number = self._numbers.setdefault(json.dumps(values), len(self.partitions))
+            if number == len(self.partitions):
+                self.partitions.append(self._partition(list(values)))
+            numbers.append(number)
+        return np.array(numbers, dtype=np.int64)
+
+    def _partition(self, values: list[Any]) -> Partition:
+        folders = (
+            folder(field.name, field.transform, kind, value)
+            for field, kind, value in zip(self._spec.fields, self._kinds, values, strict=True)
+        )
+        return Partition(values, "/".join(folders))
+
+    def _kind(self, field: PartitionField) -> t.IcebergType:
+        if isinstance(field.transform, tr.VoidTransform):
+            return t.UnknownType()
+        return field.transform.result_type(self._schema.find_type(field.source_id))
+
+
+def _codes(columns: list[pa.Array], rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number the distinct tuples of the columns, with the first row of each."""
+    codes = np.zeros(rows, dtype=np.int64)
+    for column in columns:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        joined = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
+        # Dense again after each column, so that the product above stays far below 2^63.
+        codes = pa.array(joined).dictionary_encode().indices.to_numpy().astype(np.int64)
+    firsts = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.int64)
+    firsts[codes[::-1]] = np.arange(rows - 1, -1, -1)
+    return codes, firsts

@@ -1,0 +1,114 @@
+"""Arrow batches in, staged data files of an Iceberg table out: runs inside a Spark task."""
+
+import pyarrow as pa
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+
+from icestream.write.arrow import arrow_schema, conform, stored
+from icestream.write.metrics import leaves
+from icestream.write.parquet import MB, DataFiles
+from icestream.write.partition import Partition, Partitioner
+from icestream.write.sort import Order
+from icestream.write.spill import MemoryRun, Run, SpilledRun, pieces, rows_per_piece, split
+from icestream.write.target import StagedFile, StageTarget
+
+__all__ = ["StageTarget", "StagedFile", "Stager"]
+
+NO_PARTITION = Partition([], "")
+
+
+class Stager:
+    """Writes the rows of one task attempt for one table, in bounded memory.
+
+    Plain tables stream. Partitioned or sorted ones are gathered up to `memory_bytes`, put aside
+    on disk in runs ordered by partition, and written partition by partition at the end.
+    """
+
+    def __init__(self, target: StageTarget, attempt: str, memory_bytes: int = 128 * MB) -> None:
+        self._schema = stored(Schema.model_validate_json(target.schema_json))
+        self._arrow = arrow_schema(self._schema)
+        self._order = Order.parse(target.sort_order_json)
+        spec = PartitionSpec.model_validate_json(target.spec_json)
+        self._partitioned = bool(spec.fields)
+        self._partitioner = Partitioner(self._schema, spec)
+        plan = leaves(self._schema, self._order, target.properties)
+        self._files = DataFiles(target, attempt, self._schema, spec.spec_id, plan, memory_bytes)
+        self._memory = memory_bytes
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered = 0
+        self._runs: list[Run] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows that have the table's columns."""
+        if not batch.num_rows:
+            return
+        batch = conform(batch, self._arrow)
+        if not self._partitioned and not self._order.fields:
+            self._files.write(batch)
+            return
+        for piece, size in split(batch, self._memory):
+            self._buffer.append(piece)
+            self._buffered += size
+            if self._buffered >= self._memory:
+                self._make_room()
+
+    def finish(self) -> list[StagedFile]:
+        """Write what is still held and name the finished files."""
+        if self._buffer and not self._partitioned:
+            self._write_sorted(self._take_buffer(), NO_PARTITION)
+        elif self._buffer:
+            rows = self._take_buffer()
+            self._runs.append(MemoryRun(rows, self._partitioner.group(rows)))
+        for number, partition in enumerate(self._partitioner.partitions):
+            self._write_partition(number, partition)
+        self._files.end()
+        self._close_runs()
+        return self._files.staged
+
+    def abort(self) -> None:
+        """Let go of files and memory; staged files stay, as orphans that no snapshot names."""
+        self._buffer = []
+        self._close_runs()
+        self._files.abort()
+
+    def _make_room(self) -> None:
+        rows = self._take_buffer()
+        if self._partitioned:
+            self._runs.append(SpilledRun(rows, self._partitioner.group(rows)))
+        else:
+            self._write_sorted(rows, NO_PARTITION)
+
+    def _take_buffer(self) -> pa.RecordBatch:
+        rows = pa.concat_batches(self._buffer)
+        self._buffer, self._buffered = [], 0
+        return rows
+
+    def _write_partition(self, number: int, partition: Partition) -> None:
+        """Write a partition from all runs; sorted ones in files that are sorted by themselves."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        if not self._order.fields:
+            self._files.begin(partition, 0)
+        for run in self._runs:
+            for piece in run.read(number):
+                if not self._order.fields:
+                    self._files.write(piece)
+                    continue
+                held.append(piece)
+                size += piece.nbytes
+                if size >= self._memory:
+                    self._write_sorted(pa.concat_batches(held), partition)
+                    held, size = [], 0
+        if held:
+            self._write_sorted(pa.concat_batches(held), partition)
+
+    def _write_sorted(self, rows: pa.RecordBatch, partition: Partition) -> None:
+        self._files.begin(partition, self._order.order_id)
+        order = self._order.indices(rows, self._schema)
+        for piece in pieces(rows, order, rows_per_piece(rows, self._files.row_group)):
+            self._files.write(piece)
+
+    def _close_runs(self) -> None:
+        for run in self._runs:
+            run.close()
+        self._runs = []

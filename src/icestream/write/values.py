@@ -1,0 +1,79 @@
+"""Partition values in the two forms that Iceberg writes down: JSON by type, and text in a path."""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote_plus
+from uuid import UUID
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg import transforms as tr
+from pyiceberg import types as t
+
+LONGEST_NAME = 200  # bytes of one folder name; file systems stop at 255
+
+
+def json_values(column: pa.Array, kind: t.IcebergType) -> list[Any]:
+    """Turn an Arrow column into the values that Iceberg's SingleValueParser reads for `kind`."""
+    write = _WRITERS.get(type(kind))
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
+    values: list[Any] = column.to_pylist()
+    return [v if v is None or write is None else write(v) for v in values]
+
+
+def _iso(value: int, unit: str) -> str:
+    return str(np.int64(value).astype(f"datetime64[{unit}]"))
+
+
+def _moment(unit: str, suffix: str = "") -> Callable[[int], str]:
+    """ISO 8601 as Java reads it; numpy knows every year, datetime only 1 to 9999."""
+
+    def write(value: int) -> str:
+        text = _iso(value, unit)
+        beyond = text[0] != "-" and text.index("-") > 4
+        return ("+" if beyond else "") + text + suffix
+
+    return write
+
+
+_WRITERS: dict[type[t.IcebergType], Callable[[Any], Any]] = {
+    t.DateType: _moment("D"),
+    t.TimeType: lambda value: _iso(value, "us").partition("T")[2],
+    t.TimestampType: _moment("us"),
+    t.TimestamptzType: _moment("us", "+00:00"),
+    t.TimestampNanoType: _moment("ns"),
+    t.TimestamptzNanoType: _moment("ns", "+00:00"),
+    t.DecimalType: lambda value: format(value, "f"),
+    t.BinaryType: lambda value: value.hex().upper(),
+    t.FixedType: lambda value: value.hex().upper(),
+    t.UUIDType: lambda value: str(UUID(bytes=value)),
+}
+
+
+def folder(name: str, transform: tr.Transform[Any, Any], kind: t.IcebergType, value: Any) -> str:
+    """Name the folder of a partition value as Iceberg does: for people, nobody parses it."""
+    text = f"{quote_plus(name, safe='')}={quote_plus(_text(transform, kind, value), safe='')}"
+    if len(text) <= LONGEST_NAME:
+        return text
+    return f"{text[: LONGEST_NAME - 9]}~{crc32(text.encode()):08x}"
+
+
+def _text(transform: tr.Transform[Any, Any], kind: t.IcebergType, value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(transform, tr.YearTransform):
+        return f"{1970 + value:04d}"
+    if isinstance(transform, tr.MonthTransform):
+        return f"{1970 + value // 12:04d}-{value % 12 + 1:02d}"
+    if isinstance(transform, tr.HourTransform):
+        return _iso(value, "h").replace("T", "-")
+    if isinstance(kind, t.BinaryType | t.FixedType):
+        return base64.b64encode(bytes.fromhex(value)).decode()
+    return "NaN" if value != value else str(value)
