@@ -15,7 +15,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from icestream.formats import RECORDS, load
+from icestream.formats import load
+from icestream.records import RECORDS
 from icestream.schema import Rule
 
 RECORDS_EACH = 400_000

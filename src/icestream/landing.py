@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from icestream.commit import protocol
 from icestream.commit.committer import Append, IcebergTables
-from icestream.commit.marker import Counts, Positions
+from icestream.commit.marker import Counts, Marker, Positions
 from icestream.commit.protocol import Claim, Outcome, Plan, Range, Settled, TableView
 from icestream.config.options.table import TableRule
 from icestream.errors import GaveUp, InternalError
@@ -78,15 +78,18 @@ class Landing:
         details: Mapping[str, str] = {}
         if view.marker is None and start.positions:
             details = self._source.keep(start.positions, located_at(view), commit_id, {})
-        marker = protocol.claimed(
-            view, self.claim, commit_id, start.positions, start.stream_ids, details
-        )
+
+        def claimed(seen: TableView) -> Marker:
+            # From what is there now: the run before us may have committed since we looked.
+            return protocol.claimed(
+                seen, self.claim, commit_id, start.positions, start.stream_ids, details
+            )
 
         def still_ours(seen: TableView) -> Outcome:
             return protocol.may_claim(seen, self.claim)
 
         settled = protocol.settle(
-            self._tables, name, view, marker, Append(), _pause, look=still_ours
+            self._tables, name, view, claimed, Append(), _pause, look=still_ours
         )
         self._report(name, settled)
         return self._tables.load(name)
@@ -173,10 +176,13 @@ class Landing:
         old = view.marker.details if view.marker else {}
         stop, commit_id = work.batch.stop, work.commit_id
         details = self._source.keep(stop, located_at(view), commit_id, old)
-        marker = protocol.advanced(
-            view, work.batch, commit_id, counts, watermark, details, work.stream_ids
-        )
-        settled = protocol.settle(self._tables, name, view, marker, append, _pause)
+
+        def advanced(seen: TableView) -> Marker:
+            return protocol.advanced(
+                seen, work.batch, commit_id, counts, watermark, details, work.stream_ids
+            )
+
+        settled = protocol.settle(self._tables, name, view, advanced, append, _pause)
         if settled.outcome is Outcome.RESTAGE:
             return None
         self._report(name, settled)

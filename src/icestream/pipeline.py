@@ -86,7 +86,9 @@ class Pipeline:
         generation = protocol.next_generation(views.values())
         self._landing.claim = Claim(self.name, generation, self.run_id)
         self._source.recall([located(view) for view in views.values() if view.marker])
-        start = self._source.resolve(self._config.source.start)
+        start = Start({})
+        if any(view.marker is None for name, view in views.items() if name in self._run):
+            start = self._source.resolve(self._config.source.start)
         for name, view in views.items():
             views[name] = self._landing.take(name, view, self._share_of_start(name, start))
         self._begin = protocol.nearest(
@@ -105,9 +107,9 @@ class Pipeline:
         """Tables by fixed name, by known topics, and those that an earlier run made."""
         known = [self._router.route(topic) for topic in self._source.known_topics()]
         found = {route.table: route for route in [*self._router.fixed(), *known] if route}
-        for name in self._tables.claimed_names(self._router.namespaces()):
+        for name in self._tables.names(self._router.reaches):
             rule = self._router.owner(name)
-            if rule is not None and name not in found:
+            if rule and name not in found and self._tables.load(name).marker:
                 found[name] = Route(name, rule)
         return [found[name] for name in sorted(found)]
 

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import NestedField
 
 from icestream import formats
+from icestream.arrow import arrow_schema
 from icestream.catalogs import catalog_for
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline
@@ -70,7 +70,7 @@ def _decode(
     numbered = Schema(
         *(field.model_copy(update={"field_id": 10_000 + n}) for n, field in enumerate(fields))
     )
-    arrow = schema_to_pyarrow(numbered, include_field_ids=True)
+    arrow = arrow_schema(numbered)
     shape = Shape(arrow, config.name, datetime.now(UTC), rule.metadata_columns)
     shaped = [split(part, each, shape) for part, each in zip(parts, decoded, strict=True)]
     return TablePreview(

@@ -6,6 +6,8 @@ from icestream.config.model import Pipeline
 from icestream.config.options.table import TableRule
 from icestream.config.route import PLACEHOLDER, Route, route
 
+QUARANTINE = "__quarantine"  # ends the name of the table for a table's bad records
+
 
 class Router:
     """The rules of a pipeline file, with an answer per topic kept."""
@@ -13,6 +15,7 @@ class Router:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._rules = [rule for rule in pipeline.tables if not rule.skip and rule.name]
+        self._templates = [rule for rule in self._rules if PLACEHOLDER.search(rule.name or "")]
         self._known: dict[str, Route | None] = {}
 
     def route(self, topic: str) -> Route | None:
@@ -26,20 +29,23 @@ class Router:
         return [
             Route(rule.name, rule)
             for rule in self._rules
-            if rule.name and not PLACEHOLDER.search(rule.name)
+            if rule.name and rule not in self._templates
         ]
 
     def owner(self, table: str) -> TableRule | None:
-        """The first rule that could have named this table."""
-        return next((rule for rule in self._rules if _shape(rule).fullmatch(table)), None)
+        """The first rule with placeholders that could have named this table."""
+        if table.endswith(QUARANTINE):
+            return None
+        return next((rule for rule in self._templates if _shape(rule).fullmatch(table)), None)
 
-    def namespaces(self) -> list[str]:
-        """Where tables with placeholders in their names are to be looked for."""
-        found = (rule.name.rpartition(".")[0] for rule in self._rules if rule.name)
-        return sorted({name for name in found if not PLACEHOLDER.search(name)})
+    def reaches(self, namespace: str) -> bool:
+        """Whether tables of rules with placeholders may be in a namespace, or below it."""
+        inside = f"{namespace}."
+        heads = [PLACEHOLDER.split(rule.name or "")[0] for rule in self._templates]
+        return any(inside.startswith(head) or head.startswith(inside) for head in heads)
 
 
 def _shape(rule: TableRule) -> re.Pattern[str]:
     parts = PLACEHOLDER.split(rule.name or "")
-    # Every second part is the name of a group.
-    return re.compile("[^.]+".join(re.escape(part) for part in parts[::2]))
+    # Every second part is the name of a group, which may stand for dots too.
+    return re.compile(".+".join(re.escape(part) for part in parts[::2]))

@@ -176,7 +176,7 @@ def _start(spark: "SparkSession", config: Config, catalog: Catalog, bus: Bus, on
         interval = config.commit_interval
         wait = 0.0 if once or not isinstance(interval, timedelta) else interval.total_seconds()
         each.query = (
-            frame.writeStream.queryName(f"icestream {config.name}")
+            frame.writeStream.queryName(f"icestream {config.name} {pipeline.run_id}")
             .foreachBatch(each.handle)
             .option("checkpointLocation", str(scratch / "checkpoint"))
             .trigger(processingTime=f"{int(wait * 1000)} milliseconds")

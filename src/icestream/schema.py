@@ -1,6 +1,7 @@
 """Pure column rules: (table schema, structure of incoming JSON, rule) → new fields or refusals."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -111,14 +112,19 @@ def load_new_fields(text: str) -> list[NewField]:
 
 
 def merge_new_fields(seen: Iterable[Sequence[NewField]]) -> list[NewField]:
-    """Merge what several tasks saw; of names that differ only in case the first one stays."""
+    """Merge what several tasks saw, up to MAX_FIELDS for one parent.
+
+    Of names that differ only in case the first one stays.
+    """
     merged: dict[tuple[tuple[str, ...], str], NewField] = {}
+    sizes: Counter[tuple[str, ...]] = Counter()
     for new in (f for fields in seen for f in fields):
         key = (new.parent, new.name.lower())
         old = merged.get(key)
-        if old is None:
+        if old is None and sizes[new.parent] < MAX_FIELDS:
             merged[key] = new
-        elif old.name == new.name:
+            sizes[new.parent] += 1
+        elif old is not None and old.name == new.name:
             merged[key] = NewField(new.parent, new.name, merge_types(old.type, new.type))
     return list(merged.values())
 
@@ -169,7 +175,7 @@ def compare(
         return Comparison()
     new: list[NewField] = []
     refused: dict[str, str] = {}
-    taken = {name.lower() for name in schema._name_to_id}
+    taken = _paths(schema)
     todo: list[tuple[tuple[str, ...], IcebergType, Structure]] = [
         (at, type_at(schema, at), structure)
     ]
@@ -197,6 +203,22 @@ def compare(
     return Comparison(tuple(merge_new_fields([new])), refused)
 
 
+def judge(
+    schema: Schema,
+    names: Iterable[str],
+    rule: Rule,
+    ignored: frozenset[str] = frozenset(),
+    at: tuple[str, ...] = (),
+) -> dict[str, str | None]:
+    """Judge each unknown name for itself: None where the table may gain it, else why not."""
+    kind = type_at(schema, at)
+    known = {f.name for f in kind.fields} if isinstance(kind, StructType) else set()
+    siblings = {name.lower(): name for name in known}
+    skipped = known if at else known | ignored
+    taken = _paths(schema)
+    return {n: _refusal(at, n, siblings, taken, rule) for n in names if n not in skipped}
+
+
 def type_at(schema: Schema, path: tuple[str, ...]) -> IcebergType:
     """Give the type found at an Iceberg path such as ("items", "element", "price")."""
     kind: IcebergType = schema.as_struct()
@@ -208,6 +230,10 @@ def type_at(schema: Schema, path: tuple[str, ...]) -> IcebergType:
         elif isinstance(kind, StructType):
             kind = next(f.field_type for f in kind.fields if f.name == step)
     return kind
+
+
+def _paths(schema: Schema) -> set[str]:
+    return {name.lower() for name in schema._name_to_id}
 
 
 def _refusal(
@@ -230,7 +256,7 @@ def _refusal(
     if dotted.lower() in taken:
         return f"field `{dotted}` has the path of another column"
     if len(siblings) >= MAX_FIELDS:
-        return f"field `{dotted}` is more than {MAX_FIELDS} fields in one object"
+        return f"field `{dotted}` is one too many: {MAX_FIELDS} fields in one object at most"
     return None
 
 

@@ -5,12 +5,12 @@ from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 
+from icestream.arrow import arrow_schema
 from icestream.formats import Decoded
 from icestream.schema import METADATA_COLUMNS, QUARANTINE_SCHEMA
 
-_QUARANTINE = schema_to_pyarrow(QUARANTINE_SCHEMA, include_field_ids=True)
+_QUARANTINE = arrow_schema(QUARANTINE_SCHEMA)
 _SOURCES = {
     "_src_topic": "topic",
     "_src_partition": "partition",

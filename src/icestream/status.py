@@ -8,6 +8,7 @@ from typing import Any
 
 from icestream.catalogs import catalog_for
 from icestream.commit.committer import view_of
+from icestream.commit.marker import property_name
 from icestream.commit.protocol import Standing, standing
 from icestream.config.load import Loaded
 from icestream.observe import history
@@ -62,19 +63,24 @@ def _tables(loaded: Loaded) -> list[tuple[str, Any]]:
     config = loaded.pipeline
     catalog = catalog_for(config.catalog).open()
     router = Router(config)
-    names = {route.table for route in router.fixed()}
-    for namespace in router.namespaces():
-        if not catalog.namespace_exists(namespace):
-            continue
-        listed = (".".join(each) for each in catalog.list_tables(namespace))
-        names.update(name for name in listed if router.owner(name))
+    fixed = {route.table for route in router.fixed()}
+    made = {name for name in _names(catalog, router) if router.owner(name)}
     found = []
-    for name in sorted(names):
+    for name in sorted(fixed | made):
         table = catalog.load_table(name) if catalog.table_exists(name) else None
-        marked = table is not None and f"icestream.{config.name}.marker" in table.properties
-        fixed = any(route.table == name for route in router.fixed())
-        if marked or fixed:
+        if name in fixed or (table and property_name(config.name) in table.properties):
             found.append((name, table))
+    return found
+
+
+def _names(catalog: Any, router: Router) -> list[str]:
+    found: list[str] = []
+    left = list(catalog.list_namespaces())
+    while left:
+        namespace = left.pop()
+        if router.reaches(".".join(namespace)):
+            left.extend(each for each in catalog.list_namespaces(namespace) if each != namespace)
+            found.extend(".".join(each) for each in catalog.list_tables(namespace))
     return found
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from icestream.arrow import arrow_schema
 from icestream.errors import IcestreamError
 from icestream.formats import Format
 from icestream.schema import METADATA_COLUMNS, NewField, Rule, dump_new_fields, load_new_fields
@@ -23,6 +23,9 @@ from icestream.sources import Reader, RecordFloors
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 REPORT = "table string, report string"
+
+_MEMORY = 128 << 20  # rows that one task may hold back for sorting, over all its tables
+_LEAST_MEMORY = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -154,13 +157,14 @@ class _Desk:
     def __init__(self, job: StageTask, table: TableTask) -> None:
         self._table = table
         self._attempt = uuid.uuid4().hex[:12]
+        self._memory = max(_LEAST_MEMORY, _MEMORY // len(job.tables))
         self._good: Stager | None = None
         self._bad: Stager | None = None
         schema = Schema.model_validate_json(table.target.schema_json)
         ours = {column.name for column in METADATA_COLUMNS}
         self._data = Schema(*(f for f in schema.fields if f.name not in ours))
         self._shape = Shape(
-            schema_to_pyarrow(schema, include_field_ids=True),
+            arrow_schema(schema),
             job.pipeline,
             job.ingested_at,
             table.metadata_columns,
@@ -181,7 +185,7 @@ class _Desk:
         shaped = split(records, decoded, self._shape)
         good, bad = shaped.good, shaped.bad
         if good.num_rows:
-            self._good = self._good or Stager(table.target, self._attempt)
+            self._good = self._good or Stager(table.target, self._attempt, self._memory)
             self._good.write(good)
         counted = replace(counted, landed=good.num_rows)
         self._report += replace(counted, **self._bad_rows(bad)) if bad.num_rows else counted
@@ -199,7 +203,7 @@ class _Desk:
             of_topic = bad.filter(pc.equal(bad.column("topic"), topic))
             fresh = _above(of_topic, table.quarantine_floors.get(topic, {}))
             if fresh.num_rows:
-                self._bad = self._bad or Stager(table.quarantine, self._attempt)
+                self._bad = self._bad or Stager(table.quarantine, self._attempt, _LEAST_MEMORY)
                 self._bad.write(fresh)
         return {"quarantined": bad.num_rows}
 

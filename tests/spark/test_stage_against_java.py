@@ -15,8 +15,8 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 
+from icestream.arrow import arrow_schema
 from icestream.spark import jars
-from icestream.write.arrow import arrow_schema
 from icestream.write.stage import Stager, StageTarget
 
 pytestmark = pytest.mark.spark
@@ -411,3 +411,31 @@ def test_nothing_is_read_back_in_another_type(lake):
     assert row["local"] == datetime(1970, 1, 2)  # noqa: DTZ001
     assert row["day"] == date(1970, 1, 2)
     assert row["d9"] == Decimal("5.00")
+
+
+BEYOND_SPARK = [
+    *((name, how) for name in ("clock", "uid") for how in ("identity", "bucket")),
+    *(
+        (name, how)
+        for name in ("local_ns", "at_ns")
+        for how in ("identity", "bucket", "day", "hour")
+    ),
+]
+
+
+@pytest.mark.parametrize("name, transform", BEYOND_SPARK)
+def test_types_that_spark_lacks_partition_as_in_java(lake, name, transform):
+    arguments = [name, 16] if transform == "bucket" else [name]
+    _, table = lake.create(["big", name], [(transform, *arguments)])
+    function = table.spec().fields().get(0).transform().bind(table.schema().findType(name))
+    uuid = lake.spark._jvm.java.util.UUID
+    for row in rows(["big", name])[1:]:
+        value = row[name]
+        if isinstance(value, int) and abs(value) < 2**31:
+            continue  # py4j would make it an Integer
+        (file,) = lake.stage(table, [row])
+        java = uuid.fromString(str(UUID(bytes=value))) if name == "uid" and value else value
+        expected = None if value is None else function.apply(java)
+        partition = lake.data_file(table, file).partition()
+        found = partition.get(0, lake.spark._jvm.java.lang.Class.forName("java.lang.Object"))
+        assert str(found) == str(expected)

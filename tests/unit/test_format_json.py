@@ -36,8 +36,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from icestream.formats import RECORDS, Decoded
+from icestream.formats import Decoded
 from icestream.formats.json import JsonFormat
+from icestream.records import RECORDS
 from icestream.schema import MAX_FIELDS, Rule
 
 NAN = float("nan")
@@ -373,6 +374,25 @@ def test_bad_rows_bring_no_new_fields() -> None:
     out = decode(schema(id=LONG), '{"id":"x","z":1}', '{"z":1,"z":2}', '{"z":1,"Z":2}')
     assert out.errors.null_count == 0
     assert out.new_fields == ()
+
+
+def test_new_names_that_differ_in_case_meet_in_the_second_run() -> None:
+    values = ['{"z":1}', '{"Z":2}']
+    out = decode(schema(id=LONG), *values)
+    assert [f.name for f in out.new_fields] == ["z"]
+    again = decode(schema(id=LONG, z=LONG), *values)
+    assert again.new_fields == ()
+    assert again.errors.to_pylist() == [None, "field `Z` differs from column `z` only in case"]
+
+
+def test_names_without_a_type_yet_do_no_harm() -> None:
+    out = decode(schema(id=LONG), '{"Z":[]}', '{"z":[]}')
+    assert (out.new_fields, out.errors.to_pylist()) == ((), [None, None])
+
+
+def test_ids_used_as_keys_have_an_end() -> None:
+    values = [json.dumps({f"user_{i}_{j}": 1 for j in range(50)}) for i in range(100)]
+    assert len(decode(schema(id=LONG), *values).new_fields) == MAX_FIELDS - 1
 
 
 def test_types_of_a_new_field_are_merged_over_the_batch() -> None:

@@ -6,8 +6,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType
 
 from icestream.errors import ConfigError
-from icestream.formats import RECORDS
 from icestream.formats.raw import RawFormat
+from icestream.records import RECORDS
 
 
 def records(keys: list[bytes | None], values: list[bytes | None]) -> pa.RecordBatch:

@@ -12,7 +12,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, StringType
 
 from icestream.errors import ConfigError
-from icestream.formats import FORMATS, RECORDS, Decoded, Format, load
+from icestream.formats import FORMATS, Decoded, Format, load
+from icestream.records import RECORDS
 from icestream.schema import Rule, dump_new_fields, load_new_fields
 
 formats = pytest.mark.parametrize("name", sorted(FORMATS))

@@ -13,8 +13,9 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 
+from icestream.arrow import arrow_schema
 from icestream.errors import TableRefused
-from icestream.write.arrow import arrow_schema, plain
+from icestream.write.arrow import plain
 from icestream.write.partition import Partitioner, transformed
 from icestream.write.sort import Order
 from icestream.write.values import json_values
@@ -22,6 +23,14 @@ from icestream.write.values import json_values
 INT, LONG = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**62), 2**62)
 MICROS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)  # years 1 to 9999
 DAYS = st.integers(-719_162, 2_932_896)
+
+
+def edges(second):
+    """Moments around full hours and days, where a wrong rounding shows."""
+    hours = st.integers(-9999, 9999) | st.integers(-9999, 9999).map(lambda day: day * 24)
+    return st.builds(lambda n, off: n * 3600 * second + off, hours, st.integers(-1001, 1001))
+
+
 KINDS = {
     t.BooleanType(): (st.booleans(), []),
     t.IntegerType(): (INT.filter(lambda v: v > -(2**31) + 99), ["bucket", "truncate"]),
@@ -36,10 +45,10 @@ KINDS = {
     t.UUIDType(): (st.uuids().map(lambda u: u.bytes), ["bucket"]),
     t.DateType(): (DAYS, ["bucket", "year", "month", "day"]),
     t.TimeType(): (st.integers(0, 86_399_999_999), ["bucket"]),
-    t.TimestampType(): (MICROS, ["bucket", "year", "month", "day", "hour"]),
-    t.TimestamptzType(): (MICROS, ["bucket", "year", "month", "day", "hour"]),
-    t.TimestampNanoType(): (LONG, ["year", "month", "day", "hour"]),
-    t.TimestamptzNanoType(): (LONG, ["year", "month", "day", "hour"]),
+    t.TimestampType(): (MICROS | edges(10**6), ["bucket", "year", "month", "day", "hour"]),
+    t.TimestamptzType(): (MICROS | edges(10**6), ["bucket", "year", "month", "day", "hour"]),
+    t.TimestampNanoType(): (LONG | edges(10**9), ["year", "month", "day", "hour"]),
+    t.TimestamptzNanoType(): (LONG | edges(10**9), ["year", "month", "day", "hour"]),
 }
 CASES = [
     (kind, {"bucket": "bucket[16]", "truncate": "truncate[3]"}.get(name, name), values)
@@ -202,3 +211,13 @@ def test_sort_orders_may_transform_and_void_sorts_nothing():
 def test_every_column_type_has_its_json():
     for kind in KINDS:
         assert json_values(column(kind, [None]), kind) == [None]
+
+
+def test_days_change_at_midnight_before_1970_too():
+    """A day in pyiceberg-core 0.11 begins too late there: rows would be misplaced."""
+    day = 86_400_000_000
+    values = [n * day + off for n in range(-500, 500) for off in (-1000, -1, 0, 1)]
+    schema = Schema(t.NestedField(1, "c", t.TimestamptzType(), required=False))
+    rows = pa.record_batch({"c": column(t.TimestamptzType(), values)})
+    got = physical(transformed(rows, schema, 1, parse_transform("day")))
+    assert got == [value // day for value in values]

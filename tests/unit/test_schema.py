@@ -26,6 +26,7 @@ from icestream.schema import (
     compare,
     dump_new_fields,
     infer,
+    judge,
     load_new_fields,
     merge_new_fields,
     merge_types,
@@ -181,6 +182,21 @@ def test_two_new_names_that_differ_in_case() -> None:
     found = compare(TABLE, {"new": "UBIGINT", "NEW": "UBIGINT"}, "evolve")
     assert [f.name for f in found.new] == ["new"]
     assert list(found.refused) == ["NEW"]
+
+
+def test_names_are_judged_one_by_one() -> None:
+    names = ["id", "new", "NEW", "Id", "card"]
+    assert judge(TABLE, names, "evolve", frozenset({"card"})) == {
+        "new": None,
+        "NEW": None,
+        "Id": "field `Id` differs from column `id` only in case",
+    }
+    assert list(judge(TABLE, ["x", "y"], "evolve", at=("s",))) == ["y"]
+
+
+def test_merging_stops_at_the_limit() -> None:
+    many = [NewField((), f"k{i}", LONG) for i in range(MAX_FIELDS + 5)]
+    assert len(merge_new_fields([many, [NewField(("s",), "a", LONG)]])) == MAX_FIELDS + 1
 
 
 def test_ignored_names_are_ignored_at_the_top_only() -> None:

@@ -8,7 +8,8 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from icestream.formats import RECORDS, Decoded
+from icestream.formats import Decoded
+from icestream.records import RECORDS
 from icestream.schema import METADATA_COLUMNS, QUARANTINE_SCHEMA
 from icestream.shape import Shape, split
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
+from icestream.arrow import arrow_schema
 from icestream.errors import ConfigError, SchemaRefused
-from icestream.write.arrow import arrow_schema
 from icestream.write.stage import Stager, StageTarget
 from icestream.write.values import LONGEST_NAME
 

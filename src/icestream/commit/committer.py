@@ -42,6 +42,11 @@ class IcebergTables:
         self._catalog = catalog
         self._pipeline = pipeline
         self._operations: dict[str, Any] = {}
+        # NaN and infinity can be partition values; Iceberg's own mapper does not read them back.
+        core = jvm.org.apache.iceberg.shaded.com.fasterxml.jackson.core
+        odd_numbers = getattr(core, "JsonParser$Feature").ALLOW_NON_NUMERIC_NUMBERS
+        mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper().copy()
+        self._mapper = mapper.configure(odd_numbers, True)
 
     def load(self, name: str) -> TableView:
         """Read the table's current metadata."""
@@ -65,18 +70,17 @@ class IcebergTables:
         except Py4JJavaError as failure:
             raise _load_error(name, failure) from None
 
-    def claimed_names(self, namespaces: Sequence[str]) -> list[str]:
-        """Tables in these namespaces that carry this pipeline's marker."""
-        names = []
-        for namespace in namespaces:
-            place = self.identifier(f"{namespace}.x").namespace()
-            if not self._catalog.namespaceExists(place):
-                continue
-            for identifier in self._catalog.listTables(place):
-                name = str(identifier.toString())
-                if self.load(name).marker is not None:
-                    names.append(name)
-        return names
+    def names(self, reaches: Callable[[str], bool]) -> list[str]:
+        """Tables in the namespaces that `reaches` says yes to, at any depth."""
+        iceberg = self._jvm.org.apache.iceberg.catalog
+        found: list[str] = []
+        left = list(self._catalog.listNamespaces(iceberg.Namespace.empty()))
+        while left:
+            namespace = left.pop()
+            if reaches(str(namespace.toString())):
+                left.extend(self._catalog.listNamespaces(namespace))
+                found.extend(str(each.toString()) for each in self._catalog.listTables(namespace))
+        return sorted(found)
 
     def commit(
         self, name: str, base: Base, marker: Marker, before: Positions, work: Append
@@ -108,10 +112,9 @@ class IcebergTables:
         # Fast append: one new manifest a commit; merging manifests is maintenance's work.
         update = transaction.newFastAppend()
         if work.files:
-            mapper, parser = iceberg.util.JsonUtil.mapper(), iceberg.ContentFileParser
-            specs = transaction.table().specs()
+            parser, specs = iceberg.ContentFileParser, transaction.table().specs()
             for text in work.files:
-                update.appendFile(parser.fromJson(mapper.readTree(text), specs))
+                update.appendFile(parser.fromJson(self._mapper.readTree(text), specs))
         for key, value in summary(marker, before, work.records).items():
             update.set(key, value)
         update.commit()

@@ -260,7 +260,7 @@ def advanced(
         sequence=old.sequence + 1,
         snapshot_sequence=view.last_sequence + 1,
         positions=furthest(old.positions, batch.stop),
-        stream_ids={**old.stream_ids, **{s: stream_ids[s] for s in batch.stop if s in stream_ids}},
+        stream_ids={**{s: stream_ids[s] for s in batch.stop if s in stream_ids}, **old.stream_ids},
         counts=old.counts + counts,
         watermark_ms=max(marks, default=None),
         details={**old.details, **details},
@@ -300,33 +300,34 @@ def settle(
     tables: Tables,
     name: str,
     planned: TableView,
-    marker: Marker,
+    make: Callable[[TableView], Marker],
     work: Any,
     pause: Callable[[int], bool],
     look: Callable[[TableView], Outcome] | None = None,
 ) -> Settled:
     """Commit `work` once per base until it is in, or until the table says that it may not be.
 
+    `make` gives the marker for the base that is tried, always with the same commit id.
     `pause(attempt)` waits before another attempt and answers False when there were enough;
     AGAIN as the final outcome means that nothing landed and attempts are used up.
     """
-    judge = look or (lambda view: resolve(view, marker, planned))
-    before = planned.marker.positions if planned.marker else {}
-    view = planned
-    attempt = 0
+    view, attempt, reason = planned, 0, None
     while True:
         attempt += 1
+        marker = make(view)
+        before = view.marker.positions if view.marker else {}
         try:
             tables.commit(name, view.base, marker, before, work)
-            return Settled(Outcome.LANDED, attempt)
+            return Settled(Outcome.LANDED, attempt, reason)
         except CommitFailed as failure:
             reason = str(failure)
         seen = _look_again(tables, name, pause, attempt)
-        outcome = judge(seen) if seen else Outcome.AGAIN
-        if seen is None or outcome is not Outcome.AGAIN or not pause(attempt):
+        if seen is None:
+            return Settled(Outcome.AGAIN, attempt, reason)
+        outcome = look(seen) if look else resolve(seen, marker, planned)
+        if outcome is not Outcome.AGAIN or not pause(attempt):
             return Settled(outcome, attempt, reason)
         view = seen
-        marker = replace(marker, snapshot_sequence=view.last_sequence + 1)
 
 
 def _look_again(

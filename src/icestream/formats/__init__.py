@@ -13,18 +13,6 @@ from pyiceberg.schema import Schema
 from icestream.errors import ConfigError
 from icestream.schema import NewField, Rule
 
-# Columns of every batch that a source delivers.
-RECORDS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-    ]
-)
-
 FORMATS = {
     "json": "icestream.formats.json:JsonFormat",
     "raw": "icestream.formats.raw:RawFormat",

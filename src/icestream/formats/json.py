@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
     DecimalType,
@@ -31,6 +30,7 @@ from pyiceberg.types import (
     StructType,
 )
 
+from icestream.arrow import arrow_schema
 from icestream.formats import Decoded, casts, duck, jsonbytes, jsonkeys, reasons
 from icestream.formats.jsonbytes import Rows
 from icestream.formats.jsonkeys import Suspects
@@ -58,7 +58,7 @@ class JsonFormat:
         dropped: frozenset[str] = frozenset(),
     ) -> Decoded:
         """Decode a batch; rows that are bad for any reason never bring new fields."""
-        arrow = schema_to_pyarrow(target, include_field_ids=True)
+        arrow = arrow_schema(target)
         values = records.column("value")
         texts, bad = casts.utf8(values)
         batch = _Batch(rule, dropped, len(values))

@@ -11,7 +11,16 @@ from pyiceberg.schema import Schema
 
 from icestream.formats import casts, duck
 from icestream.formats.jsonbytes import Rows
-from icestream.schema import NewField, Rule, Structure, compare, merge_new_fields, structure_of
+from icestream.schema import (
+    MAX_FIELDS,
+    NewField,
+    Rule,
+    Structure,
+    compare,
+    judge,
+    merge_new_fields,
+    structure_of,
+)
 
 _LONG_INTEGER = r"(?:^|[^0-9.])[0-9]{19}"
 
@@ -38,20 +47,20 @@ def unknown(
         texts, rows = _without_bad(found.texts, found.rows, errors)
         sizes, keys, values = duck.entries(texts)
         owner = np.repeat(np.arange(len(texts)), sizes)
-        for i, why in repeated(owner, keys, values).items():
-            errors.setdefault(int(rows[owner[i]]), why)
-
         given = values.is_valid()
-        names = pc.unique(keys.filter(given)).to_pylist()
-        asked = compare(target, dict.fromkeys(names, "VARCHAR"), rule, dropped, found.path)
-        dotted = {name: ".".join((*found.path, name)) for name in names}
-        refused = [name for name in names if dotted[name] in asked.refused]
-        for i in where(pc.and_(given, pc.is_in(keys, pa.array(refused, pa.string())))):
-            why = asked.refused[dotted[keys[i].as_py()]]
+        verdicts = judge(
+            target, pc.unique(keys.filter(given)).to_pylist(), rule, dropped, found.path
+        )
+        refused = {name: why for name, why in verdicts.items() if why is not None}
+        bad = repeated(owner, keys, values)
+        for i in where(pc.and_(given, _among(keys, refused))):
+            bad.setdefault(i, refused[keys[i].as_py()])
+        fresh = where(pc.and_(given, _among(keys, verdicts.keys() - refused.keys())))
+        bad |= _not_together(owner[fresh], keys.take(pa.array(fresh, pa.int64())), fresh)
+        for i, why in bad.items():
             errors.setdefault(int(rows[owner[i]]), why)
 
-        added = pa.array([f.name for f in asked.new], pa.string())
-        hits = np.unique(owner[where(pc.and_(given, pc.is_in(keys, added)))])
+        hits = np.unique(owner[fresh])
         texts, _ = _without_bad(texts.take(pa.array(hits)), rows[hits], errors)
         if len(texts):
             seen = [*duck.structures(texts), *_beyond_long(texts)]
@@ -77,6 +86,21 @@ def where(mask: pa.BooleanArray) -> list[int]:
     flags = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
     found: list[int] = np.flatnonzero(flags).tolist()
     return found
+
+
+def _among(keys: pa.StringArray, names: Iterable[str]) -> pa.BooleanArray:
+    return pc.is_in(keys, pa.array(sorted(names), pa.string()))
+
+
+def _not_together(owner: Rows, keys: pa.StringArray, places: list[int]) -> dict[int, str]:
+    """Find new names that one object may not bring at once: `a` with `A`, and far too many."""
+    bad: dict[int, str] = {}
+    for i in repeated(owner, pc.utf8_lower(keys)):
+        name = casts.quote(keys[i].as_py())
+        bad[places[i]] = f"field {name} differs from another one only in case"
+    for i in np.flatnonzero(np.bincount(owner)[owner] > MAX_FIELDS).tolist():
+        bad.setdefault(places[i], f"more than {MAX_FIELDS} new fields in one object")
+    return bad
 
 
 def _without_bad(

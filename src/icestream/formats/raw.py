@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, NestedField, StringType
 
+from icestream.arrow import arrow_schema
 from icestream.errors import ConfigError
 from icestream.formats import Decoded, reasons
 from icestream.formats.casts import utf8
@@ -29,7 +29,7 @@ class RawFormat:
         dropped: frozenset[str] = frozenset(),
     ) -> Decoded:
         """Hand over the bytes; only text that is not UTF-8 makes a bad row."""
-        arrow = schema_to_pyarrow(target, include_field_ids=True)
+        arrow = arrow_schema(target)
         errors: dict[int, str] = {}
         columns = []
         for field, out in zip(target.fields, arrow, strict=True):

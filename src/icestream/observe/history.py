@@ -91,5 +91,6 @@ def _reading(state: Path) -> Iterator[sqlite3.Connection | None]:
     if not file.exists():
         yield None
         return
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as database:
+    address = f"{file.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True, timeout=30)) as database:
         yield database

@@ -12,7 +12,6 @@ import pyarrow as pa
 from icestream.commit.marker import Marker, Positions
 from icestream.commit.protocol import Range
 from icestream.errors import NotBuilt
-from icestream.formats import RECORDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,6 +117,3 @@ def source_for(options: Any) -> Source:
     module, _, name = target.partition(":")
     source: Source = getattr(import_module(module), name)(options)
     return source
-
-
-__all__ = ["RECORDS", "Located", "Reader", "RecordFloors", "Source", "Start", "source_for"]

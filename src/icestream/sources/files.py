@@ -22,7 +22,7 @@ from icestream.errors import SetupError, SourceChanged
 from icestream.sources import Located, RecordFloors, Start
 from icestream.sources import ledger as ledgers
 from icestream.sources.ledger import Ledger, Seen, Split
-from icestream.sources.lines import LineReader, cut
+from icestream.sources.lines import LineReader, cut, is_packed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,18 +82,20 @@ class FilesSource:
         self._ledger = ledgers.longest(restored)
 
     def resolve(self, start: str | datetime) -> Start:
-        """`latest` and times count the older files that are there now as taken."""
+        """`latest` and times pass over older files; beside other tables, over what those took."""
         self.check()
         if start == "earliest":
             return Start(_at(0))
-        taken = {split.path for split in self._ledger.splits}
         limit = None if isinstance(start, str) else int(start.timestamp() * 1e9)
-        self._ledger.extend(
-            Split(seen.path, seen.size, seen.mtime_ns, 0, seen.size, _PASSED)
-            for seen in _listing(self._folder, self._pattern)
-            if seen.path not in taken and (limit is None or seen.mtime_ns < limit)
-        )
-        return Start(_at(len(self._ledger)))
+        if not len(self._ledger):
+            self._ledger.extend(
+                Split(seen.path, seen.size, seen.mtime_ns, 0, seen.size, _PASSED)
+                for seen in _listing(self._folder, self._pattern)
+                if limit is None or seen.mtime_ns < limit
+            )
+            return Start(_at(len(self._ledger)))
+        old = [limit is None or split.mtime_ns < limit for split in self._ledger.splits]
+        return Start(_at([*old, False].index(False)))
 
     def open(
         self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
@@ -191,6 +193,7 @@ class FilesPlanner:
         self._looked: Mapping[str, Seen] = {}
         self._looked_at: float | None = None
         self._finished = False
+        self._take_rests()
 
     def first(self) -> Positions:
         """Where the tables stand."""
@@ -237,11 +240,21 @@ class FilesPlanner:
             if each.path not in self._taken and self._looked.get(each.path) == each
         ]
         for each in sorted(settled, key=lambda one: (one.mtime_ns, one.path)):
-            splits = cut(self._folder, each, self._max_records)
-            self._log.append(splits)
-            self._splits.extend(splits)
+            self._add(cut(self._folder, each, self._max_records))
             self._taken[each.path] = (each.size, each.mtime_ns)
         self._looked, self._looked_at = seen, time.monotonic()
+
+    def _take_rests(self) -> None:
+        """Cut again what the run before had cut and not committed of the files it had begun."""
+        last = {split.path: split for split in self._splits}
+        for split in last.values():
+            if split.lines != _PASSED and split.stop < split.size and not is_packed(split.path):
+                seen = Seen(split.path, split.size, split.mtime_ns)
+                self._add(cut(self._folder, seen, self._max_records, split.stop))
+
+    def _add(self, splits: Sequence[Split]) -> None:
+        self._log.append(splits)
+        self._splits.extend(splits)
 
     def _refuse_change(self, seen: Seen) -> None:
         taken = self._taken.get(seen.path)
@@ -267,12 +280,13 @@ class LedgerLog:
             out.write("".join(json.dumps(astuple(split)) + "\n" for split in splits))
 
     def read(self) -> list[Split]:
-        """The entries since the last call."""
-        with self.file.open() as log:
+        """The entries since the last call; one that is still being written is left for the next."""
+        with self.file.open("rb") as log:
             log.seek(self._read)
-            lines = log.readlines()
-            self._read = log.tell()
-        return [Split(*json.loads(line)) for line in lines]
+            lines = log.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._read += len(lines)
+        return [Split(*json.loads(line)) for line in lines.splitlines()]
 
 
 def _listing(folder: Path, pattern: str) -> list[Seen]:

@@ -145,14 +145,21 @@ class ShopPlanner:
         return {topic: {0: at} for topic, at in self._first.items()}
 
     def latest(self) -> Positions:
-        """What is due, at most one commit's worth further."""
-        done = sum(self._at.values())
+        """What is due, at most one commit's worth further, shared by what each topic lacks."""
         due = self._end
         if due is None:
             due = available(self._rows, self._rate, self._began_ms)
-        total = done + self._max_records if due is None else min(due, done + self._max_records)
-        for topic in self._topics:
-            self._at[topic] = max(self._at[topic], share(topic, self._topics, total))
+        if due is None:
+            due = sum(self._at.values()) + self._max_records
+        lacks = {
+            topic: max(0, share(topic, self._topics, due) - at) for topic, at in self._at.items()
+        }
+        total = max(1, sum(lacks.values()))
+        room = self._max_records
+        for topic, lack in lacks.items():
+            step = min(lack, room, -(-lack * self._max_records // total))
+            self._at[topic] += step
+            room -= step
         return {topic: {0: at} for topic, at in self._at.items()}
 
     def orders(self, start: Positions, stop: Positions) -> Sequence[str]:

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from icestream.errors import SourceChanged
-from icestream.write.parquet import filesystem
+from icestream.storage import filesystem
 
 FOLDER = "_icestream"
 _LINKS = 64  # so many short lists may hang together before the whole is written again
@@ -66,7 +66,7 @@ def store(ledger: Ledger, count: int, location: str, commit_id: str, old: str | 
 
     Only what came since the `old` list is written, until too many lists hang together.
     """
-    previous = _header(location, old) if old else None
+    previous = _read(location, old)[0] if old else None
     if previous and (previous["links"] >= _LINKS or previous["count"] > count):
         previous = None
     begin = previous["count"] if previous else 0
@@ -94,11 +94,11 @@ def restore(location: str, name: str | None, count: int) -> Ledger:
     digest = None
     at = name
     while at is not None:
-        header, *entries = _lines(location, at)
+        header, entries = _read(location, at)
         digest = digest or header["digest"]
-        if header["from"] + len(entries) != header["count"] or header["count"] < expected:
+        if header["count"] != expected:
             raise _broken(location, at)
-        pieces.append([Split(*entry) for entry in entries])
+        pieces.append(entries)
         expected, at = header["from"], header["previous"]
     ledger = Ledger(split for piece in reversed(pieces) for split in piece)
     if len(ledger) != count or (digest and ledger.digest(count) != digest):
@@ -118,18 +118,20 @@ def longest(ledgers: Sequence[Ledger]) -> Ledger:
     return best
 
 
-def _header(location: str, name: str) -> dict[str, Any]:
-    header: dict[str, Any] = _lines(location, name)[0]
-    return header
-
-
-def _lines(location: str, name: str) -> list[Any]:
+def _read(location: str, name: str) -> tuple[dict[str, Any], list[Split]]:
+    """One list; anything that does not add up is damage."""
     system, path = _at(location)
     try:
         with system.open_input_stream(f"{path}/{name}") as file:
-            return [json.loads(line) for line in file.read().splitlines()]
-    except (OSError, ValueError):
+            header, *rows = [json.loads(line) for line in file.read().splitlines()]
+        entries = [Split(*row) for row in rows]
+        whole = header["from"] + len(entries) == header["count"]
+        known = {"digest", "previous", "links"} <= header.keys()
+    except (OSError, ValueError, TypeError, KeyError):
         raise _broken(location, name) from None
+    if not whole or not known:
+        raise _broken(location, name)
+    return header, entries
 
 
 def _at(location: str) -> tuple[Any, str]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icestream.errors import SourceChanged
-from icestream.sources import RECORDS
+from icestream.records import RECORDS
 from icestream.sources.ledger import Seen, Split
 
 _SPLIT_BYTES = 64 << 20
@@ -21,13 +21,15 @@ _CHUNK_BYTES = 4 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
-def cut(folder: Path, file: Seen, max_lines: int) -> list[Split]:
+def cut(folder: Path, file: Seen, max_lines: int, begin: int = 0) -> list[Split]:
     """Splits that end at line ends; a gzip file stays whole, as it cannot be entered midway."""
     packed = is_packed(file.path)
     splits: list[Split] = []
-    start = position = lines = 0
+    start = position = begin
+    lines = 0
     tail = b"\n"
-    for chunk in _chunks(folder, file.path):
+    _refuse_change(folder, file)
+    for chunk in _chunks(folder, file.path, begin):
         ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10) + 1
         done = 0
         while not packed:
@@ -154,7 +156,7 @@ def _open(file: Path) -> BinaryIO:
     return gzip.open(file) if is_packed(file.name) else file.open("rb")  # type: ignore[return-value]
 
 
-def _refuse_change(folder: Path, split: Split) -> None:
+def _refuse_change(folder: Path, split: Split | Seen) -> None:
     try:
         stat = (folder / split.path).stat()
     except FileNotFoundError:

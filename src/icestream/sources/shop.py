@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icestream.sources import RECORDS
+from icestream.records import RECORDS
 
 _BLOCK = 4096  # records that share one random state
 _ACTIONS = ["view", "view", "view", "search", "add_to_cart", "checkout"]
@@ -22,7 +22,7 @@ def make(
     # Without a rate the shop is taken to be as busy as 1,000 records a second.
     times = began_ms * 1000 + numbers * 1_000_000 // (rate or 1000)
     orders = topic == "order_changes"
-    draw = _draw(seed + (1 << 32 if orders else 0), low, high)
+    draw = _draw((seed % (1 << 64), int(orders)), low, high)
     keys, values = (_orders if orders else _pages)(numbers, times, draw)
     if malformed:
         cut = pa.array(draw[:, 7] < malformed * (1 << 32))
@@ -79,15 +79,14 @@ def _orders(numbers: np.ndarray, times: np.ndarray, draw: np.ndarray) -> tuple[p
     return order, values
 
 
-def _draw(seed: int, low: int, high: int) -> np.ndarray:
+def _draw(key: tuple[int, int], low: int, high: int) -> np.ndarray:
     """Eight random numbers per record, drawn block by block so that any range can be had again."""
     first, last = low // _BLOCK, (high - 1) // _BLOCK
-    blocks = [
-        np.random.Generator(np.random.Philox(key=seed, counter=block << 64)).integers(
-            0, 1 << 32, size=(_BLOCK, 8), dtype=np.int64
-        )
-        for block in range(first, last + 1)
-    ]
+    blocks = []
+    for block in range(first, last + 1):
+        state = np.random.Philox(key=np.array(key, np.uint64), counter=block << 64)
+        numbers = np.random.Generator(state).integers(0, 1 << 32, (_BLOCK, 8), np.int64)
+        blocks.append(numbers)
     return np.concatenate(blocks)[low - first * _BLOCK : high - first * _BLOCK]
 
 

@@ -1,5 +1,6 @@
 """The Spark session: one per process, quiet, on loopback when the master is local."""
 
+import logging
 import os
 import re
 import sys
@@ -30,7 +31,9 @@ _SETTINGS = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "icestream.spark.daemon",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.adaptive.enabled": "false",
@@ -65,6 +68,7 @@ def start(
     logs, scratch = state / "logs", state / "spark"
     for folder in (logs, scratch):
         folder.mkdir(parents=True, exist_ok=True)
+    _keep_quiet(logs)
     conf = _settings(
         name, logs, scratch, settings, [str(p) for p in jars.ensure(progress=progress)]
     )
@@ -76,6 +80,16 @@ def start(
         gateway=gateway, conf=SparkConf(_jvm=gateway.jvm).setAll(list(conf.items()))
     )
     return SparkSession(context)
+
+
+def _keep_quiet(logs: Path) -> None:
+    """PySpark and py4j log to a file too: what failed is told once, in our own words."""
+    handler = logging.FileHandler(logs / "pyspark.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
 
 
 def _launch(conf: Mapping[str, str], logs: Path) -> Any:

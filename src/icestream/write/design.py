@@ -14,6 +14,7 @@ from icestream.config.ddl import (
     parse_type,
 )
 from icestream.formats import Format
+from icestream.route import QUARANTINE
 from icestream.schema import QUARANTINE_SCHEMA
 
 
@@ -66,7 +67,7 @@ def quarantine_design(name: str) -> Design:
 
 def quarantine_name(name: str) -> str:
     """`shop.orders` → `shop.orders__quarantine`."""
-    return f"{name}__quarantine"
+    return name + QUARANTINE
 
 
 def layout_is_known(design: Design, fields: Sequence[NestedField]) -> bool:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 from pyiceberg.schema import Schema
 
+from icestream.arrow import arrow_schema
 from icestream.errors import ConfigError
-from icestream.write.arrow import arrow_schema, plain
+from icestream.storage import filesystem
+from icestream.write.arrow import plain
 from icestream.write.metrics import Leaf, NanCounter, content_json, file_metrics
 from icestream.write.partition import Partition
 from icestream.write.spill import split
@@ -22,18 +23,6 @@ DICTIONARY_SAMPLE = 8192
 _CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
 _KNOWN = ("zstd", "gzip", "snappy", "lz4", "brotli", "none")
 _LEVELS = {"zstd": 3}
-
-
-def filesystem(location: str) -> tuple[Any, str]:
-    """Open a location; Iceberg's paths are literal, so a `%` in them is never decoded."""
-    scheme, colon, rest = location.partition(":")
-    if not colon or "/" in scheme:
-        return fs.LocalFileSystem(), location
-    if scheme == "file":
-        return fs.LocalFileSystem(), "/" + rest.lstrip("/")
-    host, _, key = rest.lstrip("/").partition("/")
-    opened, root = fs.FileSystem.from_uri(f"{scheme}://{host}")
-    return opened, f"{root}/{key}"
 
 
 def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:

@@ -46,6 +46,8 @@ def transformed(
     kind, column = schema.find_type(source_id), column_at(rows, path)
     if isinstance(transform, tr.IdentityTransform):
         return plain(column)
+    if isinstance(transform, tr.DayTransform):
+        return column.cast(pa.date32(), safe=False)  # pyiceberg-core errs at midnights before 1970
     if isinstance(transform, tr.TruncateTransform) and isinstance(kind, t.BinaryType):
         return pc.binary_slice(column, 0, transform.width)  # pyiceberg-core lacks it
     return transform.pyarrow_transform(kind)(column)

@@ -91,7 +91,7 @@ class Builder:
         if design.partition_by:
             spec = transaction.updateSpec()
             for part in design.partition_by:
-                spec.addField(self._term(part))
+                spec.addField(_field_name(part), self._term(part))
             spec.commit()
         if design.sort_by:
             order = transaction.replaceSortOrder()
@@ -193,6 +193,12 @@ def _is_bare(document: Any) -> bool:
         and document["default-sort-order-id"] == 0
         and not any(each["fields"] for each in document["partition-specs"])
     )
+
+
+def _field_name(part: PartitionField) -> str:
+    """The name as in a new table; for a field that is added later Iceberg has another rule."""
+    endings = {"identity": "", "bucket": "_bucket", "truncate": "_trunc"}
+    return part.column + endings.get(part.transform, f"_{part.transform}")
 
 
 def _numbered(fields: Sequence[NestedField]) -> Schema:

@@ -1,0 +1,74 @@
+"""An Iceberg schema as Arrow: the types in which rows travel and are written."""
+
+from functools import singledispatch
+
+import pyarrow as pa
+from pyiceberg import types as t
+from pyiceberg.schema import Schema
+
+from icestream.errors import SchemaRefused
+
+# pyiceberg.io.pyarrow has the same mapping, but importing it costs every Python worker 2 seconds.
+_PLAIN: dict[type[t.IcebergType], pa.DataType] = {
+    t.BooleanType: pa.bool_(),
+    t.IntegerType: pa.int32(),
+    t.LongType: pa.int64(),
+    t.FloatType: pa.float32(),
+    t.DoubleType: pa.float64(),
+    t.DateType: pa.date32(),
+    t.TimeType: pa.time64("us"),
+    t.TimestampType: pa.timestamp("us"),
+    t.TimestamptzType: pa.timestamp("us", tz="UTC"),
+    t.TimestampNanoType: pa.timestamp("ns"),
+    t.TimestamptzNanoType: pa.timestamp("ns", tz="UTC"),
+    t.StringType: pa.large_string(),
+    t.BinaryType: pa.large_binary(),
+    t.UUIDType: pa.uuid(),
+}
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Map to Arrow as PyIceberg does, with a field id at every level."""
+    return pa.schema([_field(field) for field in schema.fields])
+
+
+def _field(field: t.NestedField) -> pa.Field:
+    return pa.field(
+        field.name,
+        _arrow(field.field_type),
+        nullable=field.optional,
+        metadata={"PARQUET:field_id": str(field.field_id)},
+    )
+
+
+@singledispatch
+def _arrow(kind: t.IcebergType) -> pa.DataType:
+    try:
+        return _PLAIN[type(kind)]
+    except KeyError:
+        raise SchemaRefused(f"columns of type {kind} cannot be written") from None
+
+
+@_arrow.register
+def _(kind: t.DecimalType) -> pa.DataType:
+    return pa.decimal128(kind.precision, kind.scale)
+
+
+@_arrow.register
+def _(kind: t.FixedType) -> pa.DataType:
+    return pa.binary(len(kind))
+
+
+@_arrow.register
+def _(kind: t.StructType) -> pa.DataType:
+    return pa.struct([_field(field) for field in kind.fields])
+
+
+@_arrow.register
+def _(kind: t.ListType) -> pa.DataType:
+    return pa.large_list(_field(kind.element_field))
+
+
+@_arrow.register
+def _(kind: t.MapType) -> pa.DataType:
+    return pa.map_(_field(kind.key_field), _field(kind.value_field))

@@ -1,0 +1,14 @@
+"""Records: what every source delivers and every format decodes, whatever they come from."""
+
+import pyarrow as pa
+
+RECORDS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)

@@ -1,0 +1,97 @@
+"""Fixtures for every kind of test: one Spark session per process, and a lake in a folder."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from icestream.catalogs import catalog_for, spark_conf
+from icestream.config.load import Loaded, load
+from icestream.observe.events import Bus, Event
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from icestream.spark import session
+
+    started = session.start("tests", tmp_path_factory.mktemp("spark"), {"spark.master": "local[2]"})
+    yield started
+    started.stop()
+
+
+@dataclass
+class Lake:
+    """A pipeline file, its source folder and its tables, read back by two engines."""
+
+    folder: Path
+    spark: Any
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "icestream.yml"
+
+    @property
+    def incoming(self) -> Path:
+        path = self.folder / "in"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def configure(self, text: str) -> Loaded:
+        self.incoming.mkdir(exist_ok=True)
+        self.file.write_text("maintenance: false\n" + textwrap.dedent(text))
+        return load(self.file)
+
+    def put(self, name: str, *lines: object) -> Path:
+        """A file of lines: bytes and text as they are, anything else as JSON."""
+        path = self.incoming / name
+        path.write_bytes(b"".join(_line(line) + b"\n" for line in lines))
+        return path
+
+    def run(self, **options: Any) -> list[Event]:
+        """Run once over what is there; → the events."""
+        from icestream.runner import run_on
+
+        bus, seen = Bus(), []
+        bus.join(seen.append)
+        options.setdefault("once", True)
+        run_on(self.spark, [load(self.file).pipeline], bus, **options)
+        self.events = seen
+        return seen
+
+    def table(self, name: str) -> Any:
+        return catalog_for(load(self.file).pipeline.catalog).open().load_table(name)
+
+    def rows(self, name: str) -> pa.Table:
+        """Read by PyIceberg, which did not write it."""
+        return self.table(name).scan().to_arrow()
+
+    def values(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
+        found = self.rows(name).select(list(columns)).to_pylist()
+        return sorted((tuple(row.values()) for row in found), key=repr)
+
+    def spark_rows(self, query: str) -> list[Any]:
+        """Read by Spark, in a session of its own: catalogs of one name differ from test to test."""
+        session = self.spark.newSession()
+        for key, value in spark_conf(catalog_for(load(self.file).pipeline.catalog)).items():
+            session.conf.set(key, value)
+        return session.sql(query).collect()
+
+    def marker(self, name: str, pipeline: str = "p") -> dict[str, Any]:
+        return json.loads(self.table(name).properties[f"icestream.{pipeline}.marker"])
+
+
+def _line(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else json.dumps(value).encode()
+
+
+@pytest.fixture
+def lake(tmp_path: Path, spark: Any) -> Lake:
+    return Lake(tmp_path, spark)

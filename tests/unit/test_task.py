@@ -1,0 +1,368 @@
+"""The task: every record that is read is landed, quarantined or dropped, once and in its table."""
+
+import json
+import pickle
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
+
+from icestream.errors import IcestreamError, SourceChanged
+from icestream.formats.json import JsonFormat
+from icestream.records import RECORDS
+from icestream.schema import METADATA_COLUMNS, QUARANTINE_SCHEMA, NewField
+from icestream.task import Offender, Report, StageTask, TableTask, _above
+from icestream.write.stage import StagedFile, StageTarget
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+BASE = 1_700_000_000_000_000  # µs
+DATA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "word", StringType(), required=False),
+    *(
+        NestedField(each.field_id + 10, each.name, each.field_type, required=False)
+        for each in METADATA_COLUMNS
+    ),
+)
+
+
+class Reader:
+    """Hands on batches that are in the shape of records already."""
+
+    def read(self, batches):
+        yield from batches
+
+
+class Broken:
+    """A source that contradicts itself after its first batch."""
+
+    def read(self, batches):
+        yield next(batches)
+        raise SourceChanged("it changed", where="here", hint="do this")
+
+
+class Bug:
+    def read(self, batches):
+        yield next(batches)
+        raise ZeroDivisionError
+
+
+def records(*rows):
+    """(topic, offset, value) or (topic, offset, value, partition) each."""
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "topic": topic,
+                "partition": part[0] if part else 0,
+                "offset": offset,
+                "timestamp": BASE + offset,
+                "key": None,
+                "value": value if isinstance(value, bytes | None) else json.dumps(value).encode(),
+            }
+            for topic, offset, value, *part in rows
+        ],
+        schema=RECORDS,
+    )
+
+
+def target(place, schema):
+    return StageTarget(
+        schema_json=schema.model_dump_json(),
+        spec_json='{"spec-id": 0, "fields": []}',
+        sort_order_json='{"order-id": 0, "fields": []}',
+        data_location=str(place),
+        file_prefix="p-00001-c",
+        properties={},
+    )
+
+
+def table(place, quarantine=True, **facts):
+    known = {
+        "target": target(place / "data", DATA),
+        "quarantine": target(place / "quarantine", QUARANTINE_SCHEMA) if quarantine else None,
+        "floors": {},
+        "quarantine_floors": {},
+        "format": JsonFormat(),
+        "rule": "evolve",
+        "bad_records": "quarantine",
+        "metadata_columns": True,
+        "dropped_columns": frozenset(),
+    }
+    return TableTask(**{**known, **facts})
+
+
+def run(tables, *batches, routes=None, reader=None):
+    """Call the task as Spark does; → table → report."""
+    job = StageTask("p", reader or Reader(), routes or {"a": "t"}, tables, NOW)
+    job = pickle.loads(pickle.dumps(job))
+    (out,) = job(iter(batches))
+    assert out.schema.names == ["table", "report"]
+    rows = out.to_pylist()
+    return {row["table"]: row["report"] for row in rows}
+
+
+def reports(*arguments, **options):
+    found = {name: Report.from_json(text) for name, text in run(*arguments, **options).items()}
+    for each in found.values():
+        # What the driver insists on, except where the batch has to run again.
+        if not each.new_fields:
+            assert each.read == each.landed + each.quarantined + each.dropped
+        assert sum(file.records for file in each.files) <= each.landed
+    return found
+
+
+def rows(staged, *columns):
+    found = [pq.read_table(file.path).select(list(columns)).to_pylist() for file in staged]
+    return [tuple(row.values()) for part in found for row in part]
+
+
+def good(at):
+    return {"id": at, "word": f"word {at}"}
+
+
+# ── the plain way ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_records_land_with_where_they_came_from(tmp_path):
+    batches = [records(("a", 3, good(1)), ("a", 4, good(2), 7)), records(("a", 5, good(3)))]
+    report = reports({"t": table(tmp_path)}, *batches)["t"]
+    assert (report.read, report.landed) == (3, 3)
+    assert sum(file.records for file in report.files) == 3
+    found = rows(report.files, "id", "word", "_src_topic", "_src_partition", "_src_offset")
+    assert found == [
+        (1, "word 1", "a", 0, 3),
+        (2, "word 2", "a", 7, 4),
+        (3, "word 3", "a", 0, 5),
+    ]
+    assert rows(report.files, "_ingested_at") == [(NOW,)] * 3
+    assert report.newest == {"a/0": BASE + 5, "a/7": BASE + 4}
+    assert all("p-00001-c" in file.path for file in report.files)
+    assert report.quarantine_files == ()
+
+
+def test_nothing_in_nothing_out(tmp_path):
+    assert reports({"t": table(tmp_path)}) == {}
+    assert reports({"t": table(tmp_path)}, records()) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_topics_go_to_two_tables_and_a_third_nowhere(tmp_path):
+    tables = {"t": table(tmp_path / "t"), "u": table(tmp_path / "u")}
+    mixed = records(
+        ("a", 0, good(1)),
+        ("b", 0, good(2)),
+        ("c", 0, good(3)),
+        ("a", 1, good(4)),
+        ("d", 0, good(5)),
+    )
+    found = reports(tables, mixed, routes={"a": "t", "b": "u", "d": "t"})
+    assert {name: each.read for name, each in found.items()} == {"t": 3, "u": 1}
+    assert rows(found["t"].files, "id") == [(1,), (4,), (5,)]
+    assert rows(found["u"].files, "id") == [(2,)]
+
+
+def test_two_attempts_never_write_the_same_file(tmp_path):
+    first = reports({"t": table(tmp_path)}, records(("a", 0, good(1))))["t"]
+    second = reports({"t": table(tmp_path)}, records(("a", 0, good(1))))["t"]
+    assert not {file.path for file in first.files} & {file.path for file in second.files}
+    assert rows(first.files, "id") == rows(second.files, "id") == [(1,)]
+
+
+# ── floors ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_below_the_floor_is_not_even_read(tmp_path):
+    """A bad record below the floor is not counted again either."""
+    floors = {"a": {0: 5, 1: 2}}
+    batch = records(
+        ("a", 4, b"not json"), ("a", 5, good(5)), ("a", 1, good(1), 1), ("a", 2, good(2), 1),
+        ("a", 0, good(0), 9), ("b", 0, good(8)),
+    )  # fmt: skip
+    report = reports({"t": table(tmp_path, floors=floors)}, batch, routes={"a": "t", "b": "t"})["t"]
+    assert (report.read, report.landed, report.quarantined) == (4, 4, 0)
+    assert sorted(rows(report.files, "id")) == [(0,), (2,), (5,), (8,)]
+
+
+def test_a_table_that_has_it_all_reports_nothing(tmp_path):
+    tables = {
+        "t": table(tmp_path / "t", floors={"a": {0: 2**63 - 1}}),
+        "u": table(tmp_path / "u"),
+    }
+    found = reports(
+        tables, records(("a", 0, good(1)), ("b", 0, good(2))), routes={"a": "t", "b": "u"}
+    )
+    assert set(found) == {"u"}
+
+
+@pytest.mark.parametrize("floor", range(-1, 5))
+def test_the_floor_itself_is_kept(floor):
+    batch = records(*(("a", at, good(at)) for at in range(4)))
+    kept = _above(batch, {0: floor}).column("offset").to_pylist()
+    assert kept == [at for at in range(4) if at >= floor]
+    assert _above(batch, {3: 99}).num_rows == 4
+    assert _above(batch, {}).num_rows == 4
+
+
+# ── bad records ─────────────────────────────────────────────────────────────────────────────────
+
+BAD = records(
+    ("a", 0, good(1)), ("a", 1, b"{"), ("a", 2, good(2)), ("a", 3, None), ("a", 4, {"id": "x"})
+)  # fmt: skip
+
+
+def test_bad_records_are_kept_aside(tmp_path):
+    report = reports({"t": table(tmp_path)}, BAD)["t"]
+    assert (report.read, report.landed, report.quarantined) == (5, 2, 3)
+    assert rows(report.files, "id") == [(1,), (2,)]
+    aside = rows(report.quarantine_files, "topic", "offset", "value", "pipeline", "ingested_at")
+    assert aside == [
+        ("a", 1, b"{", "p", NOW),
+        ("a", 3, None, "p", NOW),
+        ("a", 4, b'{"id": "x"}', "p", NOW),
+    ]
+    assert all(why for (why,) in rows(report.quarantine_files, "error"))
+    assert not report.wants_quarantine
+
+
+def test_only_bad_records(tmp_path):
+    report = reports({"t": table(tmp_path)}, records(("a", 0, b"{"), ("a", 1, b"[")))["t"]
+    assert (report.landed, report.quarantined, report.files) == (0, 2, ())
+    assert report.newest == {"a/0": BASE + 1}
+
+
+def test_a_quarantine_that_does_not_exist_is_asked_for(tmp_path):
+    report = reports({"t": table(tmp_path, quarantine=False)}, BAD)["t"]
+    assert report.wants_quarantine
+    assert (report.read, report.quarantined, report.quarantine_files) == (5, 3, ())
+
+
+def test_bad_records_are_dropped_and_counted(tmp_path):
+    report = reports({"t": table(tmp_path, quarantine=False, bad_records="drop")}, BAD)["t"]
+    assert (report.landed, report.quarantined, report.dropped) == (2, 0, 3)
+    assert not report.wants_quarantine
+    assert report.quarantine_files == ()
+
+
+def test_the_first_bad_record_stops(tmp_path):
+    report = reports({"t": table(tmp_path, bad_records="fail")}, BAD)["t"]
+    assert (report.offender.topic, report.offender.partition, report.offender.offset) == ("a", 0, 1)
+    assert report.offender.error
+    assert report.quarantine_files == ()
+    assert not report.wants_quarantine
+
+
+def test_floors_of_the_quarantine_trim_only_bad_rows(tmp_path):
+    """They were committed before the table's rows; the run died in between."""
+    report = reports(
+        {"t": table(tmp_path, quarantine_floors={"a": {0: 4}})},
+        BAD,
+    )["t"]
+    assert (report.read, report.landed, report.quarantined) == (5, 2, 3)
+    assert rows(report.files, "id") == [(1,), (2,)]
+    assert rows(report.quarantine_files, "offset") == [(4,)]
+
+
+def test_floors_of_the_quarantine_are_per_topic(tmp_path):
+    bad = records(("a", 0, b"{"), ("b", 0, b"{"), ("a", 1, b"{"))
+    report = reports(
+        {"t": table(tmp_path, quarantine_floors={"a": {0: 1}})}, bad, routes={"a": "t", "b": "t"}
+    )["t"]
+    assert report.quarantined == 3
+    assert sorted(rows(report.quarantine_files, "topic", "offset")) == [("a", 1), ("b", 0)]
+
+
+# ── new fields ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_new_fields_are_reported_and_nothing_of_that_batch_is_used(tmp_path):
+    batches = [
+        records(("a", 0, good(1))),
+        records(("a", 1, {**good(2), "extra": 1.5}), ("a", 2, b"{")),
+        records(("a", 3, good(3))),
+        records(("a", 4, {"id": 4, "other": "x"})),
+    ]
+    report = reports({"t": table(tmp_path)}, *batches)["t"]
+    names = {field.name for seen in report.new_fields for field in seen}
+    assert names == {"extra", "other"}  # all at once: each round costs a job
+    assert report.landed < report.read
+    assert rows(report.files, "id") == [(1,)]  # named, so that the driver can remove it
+    assert report.quarantine_files == ()
+
+
+def test_new_fields_of_one_table_leave_the_other_alone(tmp_path):
+    tables = {"t": table(tmp_path / "t"), "u": table(tmp_path / "u")}
+    mixed = records(("a", 0, {"id": 1, "extra": 1}), ("b", 0, good(2)))
+    found = reports(tables, mixed, routes={"a": "t", "b": "u"})
+    assert found["t"].new_fields
+    assert not found["u"].new_fields
+    assert rows(found["u"].files, "id") == [(2,)]
+
+
+@pytest.mark.parametrize("rule, quarantined", [("ignore", 0), ("freeze", 1)])
+def test_other_rules_for_new_fields(tmp_path, rule, quarantined):
+    batch = records(("a", 0, good(1)), ("a", 1, {**good(2), "extra": 1}))
+    report = reports({"t": table(tmp_path, rule=rule)}, batch)["t"]
+    assert (report.new_fields, report.quarantined) == ((), quarantined)
+    assert report.landed == 2 - quarantined
+
+
+def test_columns_that_are_not_wanted(tmp_path):
+    batch = records(("a", 0, {**good(1), "secret": "x"}))
+    report = reports({"t": table(tmp_path, dropped_columns=frozenset({"secret"}))}, batch)["t"]
+    assert (report.landed, report.new_fields) == (1, ())
+
+
+# ── failures ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_error_of_ours_comes_back_whole(tmp_path):
+    """Spark would hand on no more than its text, after retrying it in vain."""
+    found = run({"t": table(tmp_path)}, records(("a", 0, good(1))), reader=Broken())
+    assert set(found) == {""}
+    error = IcestreamError.from_facts(json.loads(found[""]))
+    assert type(error) is SourceChanged
+    assert (error.what, error.where, error.hint) == ("it changed", "here", "do this")
+
+
+def test_a_bug_fails_the_task(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        run({"t": table(tmp_path)}, records(("a", 0, good(1))), reader=Bug())
+
+
+# ── reports ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_reports_travel_and_add_up():
+    file = StagedFile("x", 2, 3, "{}")
+    one = Report(
+        read=4,
+        landed=2,
+        quarantined=1,
+        dropped=1,
+        files=(file,),
+        new_fields=((NewField(("a", "element"), "n", LongType()),),),
+        offender=Offender("a", 0, 1, "no"),
+        newest={"a/0": 5, "b/0": 2},
+    )
+    other = Report(
+        read=1,
+        quarantined=1,
+        quarantine_files=(file,),
+        new_fields=((NewField((), "m", StringType()),),),
+        offender=Offender("b", 0, 1, "no"),
+        wants_quarantine=True,
+        newest={"a/0": 4, "c/0": 9},
+    )
+    assert Report.from_json(one.to_json()) == one
+    assert Report.from_json(other.to_json()) == other
+    both = one + other
+    assert (both.read, both.landed, both.quarantined, both.dropped) == (5, 2, 2, 1)
+    assert (both.files, both.quarantine_files) == ((file,), (file,))
+    assert both.new_fields == one.new_fields + other.new_fields
+    assert both.offender == one.offender
+    assert both.wants_quarantine
+    assert both.newest == {"a/0": 5, "b/0": 2, "c/0": 9}
+    assert Report() + one == one
