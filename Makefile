@@ -50,12 +50,12 @@ demo: install  ## Stream generated events and changes into local Iceberg tables
 
 .PHONY: test
 test: lint  ## Lint, then every test
-	@$(BIN)/pytest --exitfirst tests/unit
-	@$(BIN)/pytest $(filter-out tests/unit,$(TESTS))
+	@$(BIN)/pytest --numprocesses 2 --exitfirst tests/unit
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(filter-out tests/unit,$(TESTS))
 
 .PHONY: test-fast
 test-fast: install  ## Unit tests only, in seconds
-	@$(BIN)/pytest --exitfirst --quiet tests/unit
+	@$(BIN)/pytest --numprocesses 2 --exitfirst --quiet -m "not slow" tests/unit
 
 .PHONY: lint
 lint: install  ## Check style and types

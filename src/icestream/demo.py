@@ -86,8 +86,8 @@ def _commands(file: Path) -> list[str]:
     program = _shown(Path(sys.argv[0])) if Path(sys.argv[0]).name == "icestream" else "icestream"
     python = _shown(Path(sys.executable))
     query = (
-        f"import icestream; print(icestream.table('{file}', 'shop.page_events')"
-        ".scan(limit=5).to_arrow().to_pandas())"
+        f"import icestream; print(icestream.table('{file}', 'shop.page_events').scan("
+        "selected_fields=('event_time', 'user_id', 'action', 'price'), limit=5).to_pandas())"
     )
     return [
         f"{program} status {file}",

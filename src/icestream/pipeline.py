@@ -91,6 +91,8 @@ class Pipeline:
             start = self._source.resolve(self._config.source.start)
         for name, view in views.items():
             views[name] = self._landing.take(name, view, self._share_of_start(name, start))
+        # Again: the run before us may have committed until the moment of our claim.
+        self._source.recall([located(view) for view in views.values()])
         self._begin = protocol.nearest(
             *(located(views[name]).marker.positions for name in self._run)
         )

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
-from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import NestedField
 
 from icestream import formats
@@ -16,7 +15,7 @@ from icestream.catalogs import catalog_for
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline
 from icestream.route import Router
-from icestream.schema import METADATA_COLUMNS, NewField, merge_new_fields
+from icestream.schema import METADATA_COLUMNS, merge_new_fields, with_new_fields
 from icestream.shape import Shape, split
 from icestream.sources import source_for
 from icestream.write.design import declared_columns
@@ -65,7 +64,7 @@ def _decode(
         new = merge_new_fields([each.new_fields for each in decoded])
         if not new:
             break
-        data = _with(data, new)
+        data = with_new_fields(data, new)
     fields: list[NestedField] = [*data.fields, *(METADATA_COLUMNS if rule.metadata_columns else ())]
     numbered = Schema(
         *(field.model_copy(update={"field_id": 10_000 + n}) for n, field in enumerate(fields))
@@ -85,11 +84,3 @@ def _decode(
 def _existing(config: Pipeline, name: str) -> Schema | None:
     catalog = catalog_for(config.catalog).open()
     return catalog.load_table(name).schema() if catalog.table_exists(name) else None
-
-
-def _with(schema: Schema, new: Sequence[NewField]) -> Schema:
-    """The schema that the table would have after these fields were added."""
-    update = UpdateSchema(transaction=None, schema=schema)  # type: ignore[arg-type]
-    for each in new:
-        update.add_column((*each.parent, each.name), each.type)
-    return update._apply()

@@ -48,4 +48,4 @@ class Router:
 def _shape(rule: TableRule) -> re.Pattern[str]:
     parts = PLACEHOLDER.split(rule.name or "")
     # Every second part is the name of a group, which may stand for dots too.
-    return re.compile(".+".join(re.escape(part) for part in parts[::2]))
+    return re.compile(".*".join(re.escape(part) for part in parts[::2]))

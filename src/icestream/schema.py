@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, TypeAlias
 
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -127,6 +127,45 @@ def merge_new_fields(seen: Iterable[Sequence[NewField]]) -> list[NewField]:
         elif old is not None and old.name == new.name:
             merged[key] = NewField(new.parent, new.name, merge_types(old.type, new.type))
     return list(merged.values())
+
+
+def with_new_fields(schema: Schema, new: Iterable[NewField]) -> Schema:
+    """Give the schema that a table has after these fields were added; ids are numbered anew."""
+    whole: IcebergType = schema.as_struct()
+    for each in new:
+        whole = _with_field(whole, each.parent, NestedField(0, each.name, each.type))
+    return assign_fresh_schema_ids(Schema(*whole.fields))  # type: ignore[attr-defined]
+
+
+def _with_field(kind: IcebergType, parent: tuple[str, ...], new: NestedField) -> IcebergType:
+    match kind:
+        case ListType() if parent:
+            return ListType(
+                kind.element_id,
+                _with_field(kind.element_type, parent[1:], new),
+                kind.element_required,
+            )
+        case MapType() if parent:
+            value = _with_field(kind.value_type, parent[1:], new)
+            return MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
+        case StructType() if parent:
+            return StructType(
+                *(
+                    NestedField(
+                        field.field_id,
+                        field.name,
+                        _with_field(field.field_type, parent[1:], new),
+                        field.required,
+                        field.doc,
+                    )
+                    if field.name == parent[0]
+                    else field
+                    for field in kind.fields
+                )
+            )
+        case StructType():
+            return StructType(*kind.fields, new)
+    return kind
 
 
 def merge_types(one: IcebergType, two: IcebergType) -> IcebergType:

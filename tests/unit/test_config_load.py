@@ -520,6 +520,7 @@ def _paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(found for key, item in pairs for found in _paths(item, (*path, key)))]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(st.data(), junk)
 def test_junk_anywhere_is_a_config_error(data: st.DataObject, value: Any) -> None:

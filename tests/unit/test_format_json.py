@@ -470,6 +470,7 @@ rows = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.lists(rows, min_size=1, max_size=8), st.booleans(), st.sampled_from([None, 1, "\t"]))
 def test_decodes_what_json_loads_reads(
@@ -501,6 +502,7 @@ keyed = st.dictionaries(st.sampled_from([f.name for f in TYPED.fields] + ["z", "
 documents = keyed.map(json.dumps) | st.dictionaries(texts, anything, max_size=4).map(json.dumps)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.lists(documents.map(str.encode) | st.binary(max_size=40) | st.none(), max_size=6))
 def test_nothing_raises_and_nothing_is_a_silent_null(values: list[bytes | None]) -> None:
@@ -519,6 +521,7 @@ def test_nothing_raises_and_nothing_is_a_silent_null(values: list[bytes | None])
         assert (alone.errors[0].as_py() is None) == (again is None)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.lists(keyed, min_size=1, max_size=5), st.sampled_from([None, 2]))
 def test_unknown_keys_never_pass_a_frozen_table(

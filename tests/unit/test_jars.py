@@ -257,6 +257,7 @@ def test_jars_copied_from_another_machine_are_checked_once(repository: Repositor
     assert not repository.asked
 
 
+@pytest.mark.slow
 def test_several_processes_may_start_at_once(repository: Repository) -> None:
     repository.misbehave["alpha"] = ["flipped"]
     script = (

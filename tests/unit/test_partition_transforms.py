@@ -176,6 +176,7 @@ def test_numbers_stay_over_many_batches():
     )
 
 
+@pytest.mark.slow
 def test_many_partitions_do_not_overflow_the_numbering():
     names = "abcd"
     schema = Schema(

@@ -31,6 +31,7 @@ from icestream.schema import (
     merge_new_fields,
     merge_types,
     structure_of,
+    with_new_fields,
 )
 
 LONG, DOUBLE, STRING, BOOLEAN = LongType(), DoubleType(), StringType(), BooleanType()
@@ -233,3 +234,18 @@ def test_metadata_columns() -> None:
         "_src_timestamp timestamptz",
         "_ingested_at timestamptz",
     ]
+
+
+def test_with_new_fields_adds_at_every_depth():
+    new = [
+        NewField((), "name", STRING),
+        NewField(("items", "element"), "b", DOUBLE),
+        NewField(("tags", "value"), "w", STRING),
+        NewField(("s",), "y", STRING),
+    ]
+    grown = with_new_fields(TABLE, new)
+    assert {(*each.parent, each.name) for each in new} == {
+        tuple(name.split(".")) for name in set(grown.column_names) - set(TABLE.column_names)
+    }
+    assert grown.column_names[-1] == "name"
+    assert grown.find_type("items.element.b") == DOUBLE

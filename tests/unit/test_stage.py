@@ -162,6 +162,7 @@ def test_row_groups_follow_the_property(tmp_path):
     assert len(contents(file)["split-offsets"]) == footer.num_row_groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [1, 1000, 20_000, 128 << 20])
 @pytest.mark.parametrize("order", [(), (BY_WORD, BY_SCORE)], ids=["unsorted", "sorted"])
 def test_each_file_holds_one_partition(tmp_path, memory, order):
@@ -334,6 +335,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     spec=SPECS,
@@ -349,6 +351,7 @@ def test_whatever_comes_all_rows_are_there(tmp_path_factory, spec, order, data, 
     assert_all_there(files, batches)
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded(tmp_path):
     """A fresh process stages 100 MB over 960 partitions with a budget of 8 MB."""
     script = f"""

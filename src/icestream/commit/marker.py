@@ -59,8 +59,14 @@ class Marker:
     @staticmethod
     def from_json(text: str) -> "Marker":
         """Read a marker back; a version that we do not know is refused, never guessed at."""
-        raw: dict[str, Any] = json.loads(text)
-        version = raw.pop("version", None)
+        try:
+            raw: dict[str, Any] = json.loads(text)
+            version = raw.pop("version", None)
+        except (ValueError, AttributeError):
+            raise Replaced(
+                f"the table's marker is not one: {text[:60]}",
+                hint="somebody changed the table property; restore it",
+            ) from None
         if version != VERSION:
             raise Replaced(
                 f"the table's marker has version {version}, this icestream reads {VERSION}",

@@ -43,6 +43,7 @@ class FilesSource:
         self._pattern: str = options.pattern
         self._max_records: int = options.max_records_per_commit
         self._ledger = Ledger()
+        self._shared = False  # other tables stand somewhere in the ledger already
         self._log: LedgerLog | None = None
         self.reader = LineReader(str(self._folder))
 
@@ -80,6 +81,7 @@ class FilesSource:
             for each in markers
         ]
         self._ledger = ledgers.longest(restored)
+        self._shared = bool(restored)
 
     def resolve(self, start: str | datetime) -> Start:
         """`latest` and times pass over older files; beside other tables, over what those took."""
@@ -87,7 +89,7 @@ class FilesSource:
         if start == "earliest":
             return Start(_at(0))
         limit = None if isinstance(start, str) else int(start.timestamp() * 1e9)
-        if not len(self._ledger):
+        if not self._shared:
             self._ledger.extend(
                 Split(seen.path, seen.size, seen.mtime_ns, 0, seen.size, _PASSED)
                 for seen in _listing(self._folder, self._pattern)

@@ -81,11 +81,18 @@ class PlannedReader(DataSourceStreamReader):
     """Passes Spark's questions on to the planner and keeps its errors whole."""
 
     def __init__(self, options: Any) -> None:
-        module, _, name = options["planner"].partition(":")
         self._scratch = Path(options["scratch"])
-        self._planner: Planner = getattr(import_module(module), name)(
-            **json.loads(options["settings"])
-        )
+        self._name: str = options["planner"]
+        self._settings: str = options["settings"]
+        self._made: Planner | None = None
+
+    @property
+    def _planner(self) -> Planner:
+        """Made when first asked: Spark builds a second reader, only to send its `read` to tasks."""
+        if self._made is None:
+            module, _, name = self._name.partition(":")
+            self._made = getattr(import_module(module), name)(**json.loads(self._settings))
+        return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """The planner's first position."""

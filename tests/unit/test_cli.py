@@ -1,0 +1,183 @@
+"""The command line without Spark: errors, exit codes, help, and the reading verbs."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from icestream.cli import main as entry
+from icestream.cli.main import cli
+from icestream.config.json_schema import json_schema
+
+GOOD = """\
+name: shop
+maintenance: false
+source: {type: files, path: ./in}
+tables:
+  - name: shop.events
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def call(capsys):
+    """Run the console script; → exit code, stdout, stderr."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            entry.main(list(arguments))
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run
+
+
+def test_help_is_quick_and_does_not_import_spark():
+    code = "import sys; sys.argv = ['icestream', '--help']\nfrom icestream.cli.main import main\n"
+    check = "try: main()\nexcept SystemExit: pass\nassert 'pyspark' not in sys.modules"
+    begin = time.process_time(), time.monotonic()
+    ran = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "Streaming ingestion into Apache Iceberg" in ran.stdout
+    assert time.monotonic() - begin[1] < 5  # half a second on a quiet machine; never an import
+
+
+@pytest.mark.parametrize(
+    "edit, expected",
+    [
+        (
+            ("commit_interval: 10s", "commit_intervall: 10s"),
+            ["icestream.yml:6", "commit_interval`?"],
+        ),
+        (("commit_interval: 10s", "commit_interval: 5 minutes"), ["icestream.yml:6", "30s"]),
+        (("shop.events", '"${NO_SUCH_NAME}"'), ["icestream.yml:5", "NO_SUCH_NAME"]),
+        (("shop.events", "shop.events, mode: upsert"), ["icestream.yml:5", "not built yet"]),
+    ],
+)
+def test_a_wrong_file_is_one_readable_error(folder, call, edit, expected):
+    text = (
+        GOOD.replace("  - name: shop.events", "  - {name: shop.events}") + "commit_interval: 10s\n"
+    )
+    (folder / "icestream.yml").write_text(text.replace(*edit))
+    for verb in ("validate", "run", "status", "preview"):
+        code, out, err = call(verb)
+        assert code == 78
+        assert out == ""
+        assert err.count("error: ") == 1
+        for part in expected:
+            assert part in err
+        assert "Traceback" not in err
+
+
+def test_a_missing_file_names_the_next_command(folder, call):
+    code, _, err = call("run")
+    assert code == 78
+    assert "hint: `icestream init` writes one" in err
+
+
+def test_init_validate_and_never_overwrite(folder, call):
+    for flag in ("--append", "--multi"):
+        (folder / "icestream.yml").unlink(missing_ok=True)
+        assert call("init", flag)[0] == 0
+        code, out, err = call("validate", "--offline")
+        assert code == 0, err
+        assert "ok (config, references)" in out
+    code, _, err = call("init")
+    assert code == 2
+    assert "exists already" in err
+    assert call("init", "--cdc", "cdc.yml")[0] == 0
+    code, _, err = call("validate", "cdc.yml")
+    assert code == 78
+    assert "not built yet" in err
+
+
+def test_validate_looks_at_the_world_unless_offline(folder, call):
+    (folder / "icestream.yml").write_text(GOOD.replace("./in", "./nowhere"))
+    assert call("validate", "--offline")[0] == 0
+    code, _, err = call("validate")
+    assert code == 1
+    assert "nowhere" in err
+    (folder / "nowhere").mkdir()
+    code, out, _ = call("validate", "--json")
+    assert code == 0
+    assert json.loads(out)["checked"] == ["config", "references", "environment"]
+
+
+def test_maintenance_warns_once(folder, call):
+    (folder / "icestream.yml").write_text(GOOD.replace("maintenance: false\n", ""))
+    _, _, err = call("validate")
+    assert err.count("maintenance is not built yet") == 1
+
+
+def test_status_before_the_first_run_is_unhealthy(folder, call):
+    (folder / "icestream.yml").write_text(GOOD)
+    code, out, _ = call("status", "--json")
+    assert code == 1
+    [table] = json.loads(out)["tables"]
+    assert (table["table"], table["note"]) == ("shop.events", "not created yet")
+    assert call("status")[0] == 1
+
+
+def test_preview_shows_rows_and_reasons_and_writes_nothing(folder, call):
+    (folder / "icestream.yml").write_text(GOOD)
+    (folder / "in" / "a.jsonl").write_text('{"id": 1, "name": "ada"}\nbroken\n{"id": 2}\n')
+    code, out, _ = call("preview", "--json")
+    assert code == 0
+    [table] = json.loads(out)
+    assert [(row["id"], row["name"]) for row in table["rows"]] == [(1, "ada"), (2, None)]
+    assert table["columns"]["id"] == "long"
+    assert [bad["offset"] for bad in table["bad"]] == [25]
+    code, out, _ = call("preview", "-n", "1")
+    assert "shop.events (would be created): 1 good, 0 bad" in out
+    assert not (folder / "warehouse" / "shop").exists()
+
+
+def test_schema_is_the_model(call):
+    code, out, _ = call("schema")
+    assert code == 0
+    assert json.loads(out) == json.loads(json.dumps(json_schema()))
+
+
+def test_usage_errors_are_2(call):
+    assert call("run", "--no-such-option")[0] == 2
+    assert call("no-such-verb")[0] == 2
+
+
+def test_an_unexpected_exception_is_70_and_says_so(folder, call, monkeypatch):
+    import icestream.config.load
+
+    def explode(_):
+        raise ValueError("boom")
+
+    monkeypatch.setattr(icestream.config.load, "load", explode)
+    code, _, err = call("validate")
+    assert code == 70
+    assert "ValueError: boom" in err
+
+
+def test_the_log_is_json_lines_when_asked(capsys):
+    from icestream.cli.output import Log
+    from icestream.observe.events import TableCreated
+
+    Log(as_json=True)(TableCreated("p", "shop.events"))
+    Log(as_json=False)(TableCreated("p", "shop.a b"))
+    first, second = capsys.readouterr().err.splitlines()
+    assert json.loads(first)["event"] == "table_created"
+    assert second.endswith('table_created pipeline=p table="shop.a b"')
+
+
+def test_every_verb_has_help():
+    runner = CliRunner()
+    for name, command in cli.commands.items():
+        shown = runner.invoke(cli, [name, "--help"])
+        assert shown.exit_code == 0
+        assert command.help
