@@ -77,9 +77,10 @@ def run(
     settings: dict[str, str] = {}
     for config in configs:
         settings.update({**spark_conf(catalog_for(config.catalog)), **config.spark})
-    with stop_signals() as stop:
+    with stop_signals() as (stop, listen):
         state = Path(configs[0].state_location)
         spark = session.start(configs[0].name, state, settings, progress)
+        listen()
         try:
             run_on(spark, configs, bus, once, seconds, stop)
         finally:
@@ -87,8 +88,11 @@ def run(
 
 
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM asks for a stop; a second one takes the process down as it is."""
+def stop_signals() -> Iterator[tuple[threading.Event, Callable[[], None]]]:
+    """The first Ctrl-C or SIGTERM asks for a stop; a second one takes the process down as it is.
+
+    → the event to wait for, and a call that takes the signals back after Spark has taken them.
+    """
     stop = threading.Event()
     kinds = (signal.SIGINT, signal.SIGTERM)
 
@@ -99,9 +103,14 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.raise_signal(number)
         stop.set()
 
-    before = {kind: signal.signal(kind, ask) for kind in kinds}
+    def listen() -> None:
+        for kind in kinds:
+            signal.signal(kind, ask)
+
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+    listen()
     try:
-        yield stop
+        yield stop, listen
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
