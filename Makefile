@@ -68,6 +68,10 @@ format: install  ## Put the code into the house style
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
+.PHONY: docs
+docs: install  ## Write the generated parts of docs/ anew
+	@$(BIN)/icestream schema > docs/icestream.schema.json
+
 .PHONY: lock
 lock: install  ## Lock Python packages and jars anew (LOCK_ARGS=--upgrade for newer packages)
 	@$(COMPILE) --output-file requirements.lock pyproject.toml

@@ -15,11 +15,16 @@ from icestream.config.load import Loaded, load
 from icestream.observe.events import Bus, Event
 
 
+# Tests start many JVMs and keep none for long: the quick compiler and the simple collector win.
+QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from icestream.spark import session
 
-    started = session.start("tests", tmp_path_factory.mktemp("spark"), {"spark.master": "local[2]"})
+    settings = {"spark.master": "local[2]", **QUICK_START}
+    started = session.start("tests", tmp_path_factory.mktemp("spark"), settings)
     yield started
     started.stop()
 

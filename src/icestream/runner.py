@@ -5,7 +5,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -81,6 +81,7 @@ def run(
         state = Path(configs[0].state_location)
         spark = session.start(configs[0].name, state, settings, progress)
         listen()
+        threading.Thread(target=_warm_up, args=(spark,), daemon=True).start()
         try:
             run_on(spark, configs, bus, once, seconds, stop)
         finally:
@@ -145,6 +146,16 @@ def run_on(
     for each in runs:
         if each.failure is not None:
             raise _explained(each)
+
+
+def _warm_up(spark: "SparkSession") -> None:
+    """Start the Python workers' daemon while the tables are being claimed."""
+    with suppress(Exception):  # a failure here will show again where it matters
+        spark.range(1).mapInArrow(_pass, "id long").collect()  # type: ignore[arg-type]
+
+
+def _pass(batches: Iterator[Any]) -> Iterator[Any]:
+    return batches
 
 
 def _history(config: Config, stack: ExitStack) -> Listener:

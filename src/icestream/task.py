@@ -16,8 +16,16 @@ from pyiceberg.schema import Schema
 
 from icestream.arrow import arrow_schema
 from icestream.errors import IcestreamError
-from icestream.formats import Format
-from icestream.schema import METADATA_COLUMNS, NewField, Rule, dump_new_fields, load_new_fields
+from icestream.formats import Decoded, Format
+from icestream.schema import (
+    METADATA_COLUMNS,
+    NewField,
+    Rule,
+    dump_new_fields,
+    load_new_fields,
+    merge_new_fields,
+    with_new_fields,
+)
 from icestream.shape import Shape, split
 from icestream.sources import Reader, RecordFloors
 from icestream.write.stage import StagedFile, Stager, StageTarget
@@ -172,23 +180,36 @@ class _Desk:
         self._report = Report()
 
     def take(self, records: pa.RecordBatch) -> None:
-        """Decode, shape and stage."""
-        table = self._table
-        decoded = table.format.decode(records, self._data, table.rule, table.dropped_columns)
+        """Decode, shape and stage; if the table must change first, only look for what it lacks."""
+        if self._report.new_fields:
+            self._look(records)
+            return
+        decoded = self._decode(records, self._data)
         counted = Report(read=records.num_rows, newest=_newest(records))
         if decoded.new_fields:
-            # The table must change first; the batch will run again, so only findings matter now.
             self._report += replace(counted, new_fields=(decoded.new_fields,))
-            return
-        if self._report.new_fields:
             return
         shaped = split(records, decoded, self._shape)
         good, bad = shaped.good, shaped.bad
         if good.num_rows:
-            self._good = self._good or Stager(table.target, self._attempt, self._memory)
+            self._good = self._good or Stager(self._table.target, self._attempt, self._memory)
             self._good.write(good)
         counted = replace(counted, landed=good.num_rows)
         self._report += replace(counted, **self._bad_rows(bad)) if bad.num_rows else counted
+
+    def _decode(self, records: pa.RecordBatch, columns: Schema) -> Decoded:
+        table = self._table
+        return table.format.decode(records, columns, table.rule, table.dropped_columns)
+
+    def _look(self, records: pa.RecordBatch) -> None:
+        """Find what else is new. With the finds so far as columns that is as quick as decoding."""
+        found = merge_new_fields(self._report.new_fields)
+        decoded = self._decode(records, with_new_fields(self._data, found))
+        seen = [decoded.new_fields]
+        odd = records.filter(decoded.errors.is_valid())
+        if odd.num_rows:  # perhaps only because a type was guessed too narrow
+            seen.append(self._decode(odd, self._data).new_fields)
+        self._report += Report(new_fields=tuple(each for each in seen if each))
 
     def _bad_rows(self, bad: pa.RecordBatch) -> dict[str, Any]:
         table = self._table

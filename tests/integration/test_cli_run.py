@@ -26,6 +26,7 @@ source: {type: files, path: ./in, pattern: '*.jsonl', max_records_per_commit: 20
 commit_interval: 1s
 tables:
   - {name: shop.events}
+spark: {spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -181,3 +182,8 @@ def test_every_verb_has_help():
         shown = runner.invoke(cli, [name, "--help"])
         assert shown.exit_code == 0
         assert command.help
+
+
+def test_the_schema_in_the_docs_is_the_one_that_is_printed(call):
+    stored = Path(__file__).parents[2] / "docs" / "icestream.schema.json"
+    assert stored.read_text() == call("schema")[1], "run `make docs`"

@@ -22,7 +22,8 @@ from icestream.schema import (
     structure_of,
 )
 
-_LONG_INTEGER = r"(?:^|[^0-9.])[0-9]{19}"
+# A number, not digits within a string, that a long may not hold: 20 digits, or 19 from 92… on.
+_LONG_INTEGER = r"[:,\[\s]-?(?:[0-9]{20}|9[2-9][0-9]{17})"
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,11 @@ def _without_bad(
 
 def _beyond_long(texts: pa.StringArray) -> list[Structure]:
     """Describe objects with huge integers, which DuckDB calls DOUBLE although digits would go."""
-    found: list[Structure] = []
+    found: dict[str, Structure] = {}
     for i in where(pc.match_substring_regex(texts, _LONG_INTEGER)):
         try:
-            found.append(structure_of(json.loads(texts[i].as_py())))
+            structure = structure_of(json.loads(texts[i].as_py()))
         except ValueError:
             continue  # a trailing comma, say: DuckDB's word stands
-    return found
+        found[json.dumps(structure)] = structure
+    return list(found.values())

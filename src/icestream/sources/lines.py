@@ -17,7 +17,7 @@ from icestream.records import RECORDS
 from icestream.sources.ledger import Seen, Split
 
 _SPLIT_BYTES = 64 << 20
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 12 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
