@@ -14,7 +14,6 @@ from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import Loaded, load
 from icestream.observe.events import Bus, Event
 
-
 # Tests start many JVMs and keep none for long: the quick compiler and the simple collector win.
 QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 

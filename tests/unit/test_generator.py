@@ -113,7 +113,8 @@ def test_an_order_is_created_paid_and_shipped():
 def test_the_reader_makes_orders(monkeypatch):
     monkeypatch.setattr(generator, "_STEP", 7)
     orders = [
-        json.dumps(["page_events", low, high, 3, BEGAN, 5]) for low, high in ((0, 20), (20, 21))
+        json.dumps(["page_events", low, high, 3, BEGAN, 5, False])
+        for low, high in ((0, 20), (20, 21))
     ]
     made = list(ShopReader(0.5).read(iter([pa.record_batch({"work": orders})])))
     assert [len(each) for each in made] == [7, 7, 6, 1]
@@ -308,3 +309,15 @@ def test_small_answers():
     assert source(rows=None).backlog({}) == 0
     assert one.known_topics() == TOPICS
     assert [len(each) for each in one.sample(8)] == [4, 4]
+
+
+def test_both_topics_keep_the_time_of_one_shop():
+    """At 10 records a second in all, the topics' last records are of the same moment."""
+    pages = make("page_events", 0, 80, 3, BEGAN, 10, 0, mixed=True)
+    orders = make("order_changes", 0, 20, 3, BEGAN, 10, 0, mixed=True)
+    times = [
+        at - BEGAN * 1000
+        for batch in (pages, orders)
+        for at in batch.column("timestamp").cast(pa.int64()).to_pylist()
+    ]
+    assert sorted(times) == [n * 100_000 for n in range(100)]

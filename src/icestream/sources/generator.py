@@ -14,12 +14,11 @@ import pyarrow as pa
 from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.sources import Located, RecordFloors, Start
-from icestream.sources.shop import make
+from icestream.sources.shop import ORDERS_EVERY, make
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ORDERS_EVERY = 5  # one order change for four page events
 _STEP = 20_000  # records made at a time in a task
 
 
@@ -165,12 +164,13 @@ class ShopPlanner:
     def orders(self, start: Positions, stop: Positions) -> Sequence[str]:
         """Each topic's range, in as many pieces as there are task slots."""
         orders = []
+        mixed = len(self._topics) > 1
         for topic, partitions in stop.items():
             low, high = start.get(topic, {}).get(0, 0), partitions[0]
             pieces = min(self._tasks, max(1, (high - low) // _STEP))
             edges = [low + (high - low) * each // pieces for each in range(pieces + 1)]
             orders += [
-                json.dumps([topic, left, right, self._seed, self._began_ms, self._rate])
+                json.dumps([topic, left, right, self._seed, self._began_ms, self._rate, mixed])
                 for left, right in pairwise(edges)
                 if right > left
             ]
@@ -187,10 +187,10 @@ class ShopReader:
         """Make the records of each order, some at a time."""
         for batch in batches:
             for order in batch.column("work").to_pylist():
-                topic, low, high, seed, began_ms, rate = json.loads(order)
+                topic, low, high, seed, began_ms, rate, mixed = json.loads(order)
                 for at in range(low, high, _STEP):
                     stop = min(high, at + _STEP)
-                    yield make(topic, at, stop, seed, began_ms, rate, self.malformed)
+                    yield make(topic, at, stop, seed, began_ms, rate, self.malformed, mixed)
 
 
 def available(rows: int | None, rate: int | None, began_ms: int) -> int | None:
@@ -205,5 +205,5 @@ def share(topic: str, topics: Sequence[str], total: int) -> int:
     """How many of `total` records belong to this topic."""
     if len(topics) == 1:
         return total
-    orders = total // _ORDERS_EVERY
+    orders = total // ORDERS_EVERY
     return orders if topic == "order_changes" else total - orders

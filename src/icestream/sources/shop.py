@@ -6,6 +6,7 @@ import pyarrow.compute as pc
 
 from icestream.records import RECORDS
 
+ORDERS_EVERY = 5  # one order change for four page events
 _BLOCK = 4096  # records that share one random state
 _ACTIONS = ["view", "view", "view", "search", "add_to_cart", "checkout"]
 _COUNTRIES = ["DE", "FR", "GB", "IN", "JP", "NL", "US", "BR"]
@@ -15,13 +16,25 @@ _STATUSES = ["created", "paid", "shipped"]
 
 
 def make(
-    topic: str, low: int, high: int, seed: int, began_ms: int, rate: int | None, malformed: float
+    topic: str,
+    low: int,
+    high: int,
+    seed: int,
+    began_ms: int,
+    rate: int | None,
+    malformed: float,
+    mixed: bool = False,
 ) -> pa.RecordBatch:
-    """Records low … high-1 of a topic."""
+    """Records low … high-1 of a topic; `mixed`: the other topic's records come in between."""
     numbers = np.arange(low, high, dtype=np.int64)
-    # Without a rate the shop is taken to be as busy as 1,000 records a second.
-    times = began_ms * 1000 + numbers * 1_000_000 // (rate or 1000)
     orders = topic == "order_changes"
+    place = numbers
+    if mixed and orders:
+        place = numbers * ORDERS_EVERY + ORDERS_EVERY - 1
+    elif mixed:
+        place = numbers + numbers // (ORDERS_EVERY - 1)
+    # Without a rate the shop is taken to be as busy as 1,000 records a second.
+    times = began_ms * 1000 + place * 1_000_000 // (rate or 1000)
     draw = _draw((seed % (1 << 64), int(orders)), low, high)
     keys, values = (_orders if orders else _pages)(numbers, times, draw)
     if malformed:
