@@ -92,10 +92,8 @@ class LiveView:
     """On a terminal: one line per table that is kept up to date."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
         self._rows: dict[str, dict[str, Any]] = {}
         self._notes: list[str] = []
-        self._live: Any = None
 
     def __call__(self, event: Event) -> None:
         """Take note of an event."""
@@ -112,25 +110,21 @@ class LiveView:
             self._notes.append(f"topic `{event.topic}` matches no rule of `tables:`; left out")
         elif event.kind in ("table_created", "schema_evolved", "commit_retried"):
             facts = event.facts()
-            told = facts.get("columns") or facts.get("reason") or ""
-            self._notes.append(f"{event.kind.replace('_', ' ')}: {facts['table']} {_plain(told)}")
+            told = facts.get("columns") or facts.get("reason")
+            what = f"{event.kind.replace('_', ' ')}: {facts['table']}"
+            self._notes.append(f"{what} {_plain(told)}" if told else what)
         elif event.kind == "run_started":
-            self._notes.append(
-                f"running: {', '.join(event.facts()['tables'])}; Ctrl-C stops at a commit"
-            )
-        if self._live:
-            self._live.update(self._picture())
+            names = ", ".join(event.facts()["tables"])
+            self._notes.append(f"running: {names}; Ctrl-C stops at a commit")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Draw until the end of the block."""
         from rich.live import Live
 
-        with Live(self._picture(), console=_console(stderr=True), refresh_per_second=4) as live:
-            self._live = live
+        console = _console(stderr=True)
+        with Live(get_renderable=self._picture, console=console, refresh_per_second=2):
             yield
-            live.update(self._picture())
-        self._live = None
 
     def _picture(self) -> Any:
         from rich.console import Group
@@ -153,7 +147,7 @@ class LiveView:
                 f"{last.freshness_seconds:.1f} s" if last.freshness_seconds is not None else "",
             )
         notes = [Text(f"  {text}", style="dim") for text in self._notes[-4:]]
-        return Group(*notes, grid)
+        return Group(*notes, grid if self._rows else Text("  waiting for the first commit …"))
 
 
 @contextmanager
@@ -180,11 +174,9 @@ def jar_progress() -> Iterator[Callable[[Any, int], None]]:
 def _console(stderr: bool = False) -> Any:
     from rich.console import Console
 
-    return Console(
-        stderr=stderr,
-        highlight=False,
-        soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty(),
-    )
+    shown = (sys.stderr if stderr else sys.stdout).isatty()
+    # Nobody sees the edge of a pipe: rows there are as long as they are.
+    return Console(stderr=stderr, highlight=False, width=None if shown else 200)
 
 
 def _colour(name: str) -> str | None:

@@ -144,4 +144,10 @@ def _as_json(preview: TablePreview) -> dict[str, Any]:
 
 
 def _age(seconds: float | None) -> str | None:
-    return None if seconds is None else humanize.precisedelta(int(max(0, seconds)), format="%d")
+    """`19s`, `4m`, `3h`, `2d`: short enough for a column."""
+    if seconds is None:
+        return None
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
