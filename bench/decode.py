@@ -15,7 +15,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from icestream.formats import load
+from icestream.formats.json import JsonFormat
 from icestream.records import RECORDS
 from icestream.schema import Rule
 
@@ -71,7 +71,7 @@ def batches(values: list[bytes], size: int) -> list[pa.RecordBatch]:
 def measure(what: str, values: list[bytes], rule: Rule, size: int = BATCH) -> None:
     """Decode three times, print the best."""
     made = batches(values, size)
-    decoder = load("json")
+    decoder = JsonFormat()
     best = float("inf")
     for _ in range(3):
         start = time.process_time()

@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
-from icestream import formats
 from icestream.arrow import arrow_schema
 from icestream.catalogs import catalog_for
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline
+from icestream.formats import format_for
 from icestream.route import Router
 from icestream.schema import METADATA_COLUMNS, merge_new_fields, with_new_fields
 from icestream.shape import Shape, split
@@ -51,7 +51,7 @@ def preview(loaded: Loaded, rows: int) -> list[TablePreview]:
 def _decode(
     config: Pipeline, name: str, rule: Any, parts: Sequence[pa.RecordBatch]
 ) -> TablePreview:
-    record_format = formats.load(config.source.format.type)
+    record_format = format_for(config.source.format)
     existing = _existing(config, name)
     schema = existing or Schema(*declared_columns(rule, record_format))
     ours = {column.name for column in METADATA_COLUMNS}

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from icestream import formats
 from icestream.catalogs import Catalog, catalog_for, spark_conf
 from icestream.commit.committer import IcebergTables
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline as Config
 from icestream.errors import ConfigError, GaveUp, IcestreamError, InternalError
+from icestream.formats import format_for
 from icestream.observe.events import Bus, Event, Listener, RunFailed, RunStopped
 from icestream.observe.history import History
 from icestream.pipeline import Pipeline
@@ -175,7 +175,7 @@ def _start(spark: "SparkSession", config: Config, catalog: Catalog, bus: Bus, on
         catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
     )
     tables = IcebergTables(jvm, jvm_catalog, config.name)
-    record_format = formats.load(config.source.format.type)
+    record_format = format_for(config.source.format)
     pipeline = Pipeline(
         config=config,
         source=source_for(config.source),
@@ -202,8 +202,9 @@ def _start(spark: "SparkSession", config: Config, catalog: Catalog, bus: Bus, on
             .trigger(processingTime=f"{int(wait * 1000)} milliseconds")
             .start()
         )
-    except BaseException:
+    except BaseException as failure:
         shutil.rmtree(scratch, ignore_errors=True)
+        bus.emit(RunFailed(config.name, pipeline.run_id, str(failure), type(failure).__name__))
         raise
     if once:
         threading.Thread(target=_drain, args=(each,), daemon=True).start()

@@ -1,15 +1,14 @@
 """Catalogs: contract and registry. Spark, Java and PyIceberg open the same tables."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from icestream.errors import NotBuilt
+from icestream.plugins import plugin
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog as PyCatalog
 
-_REGISTRY = {
+CATALOGS = {
     "local": "icestream.catalogs.local:LocalCatalog",
 }
 
@@ -34,11 +33,7 @@ class Catalog(Protocol):
 
 def catalog_for(options: Any) -> Catalog:
     """The catalog that `catalog:` describes."""
-    target = _REGISTRY.get(options.type)
-    if target is None:
-        raise NotBuilt(f"`catalog.type: {options.type}` is not built yet")
-    module, _, name = target.partition(":")
-    catalog: Catalog = getattr(import_module(module), name)(options)
+    catalog: Catalog = plugin("catalog", CATALOGS, options.type)(options)
     return catalog
 
 

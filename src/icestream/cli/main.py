@@ -11,6 +11,7 @@ from icestream.errors import IcestreamError, InternalError
 
 _FILE = click.argument("file", type=click.Path(path_type=Path), default="icestream.yml")
 _FILES = click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+_SETS = click.argument("sets", nargs=-1, metavar="[SETS]...")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")
 
 
@@ -36,8 +37,8 @@ def cli(context: click.Context, log_format: str) -> None:
 @click.pass_obj
 def demo(log_format: str, seconds: int, folder: Path) -> None:
     """Run a small shop into a local lake, then show what was ingested."""
+    from icestream.cli.demo import prepare, summary
     from icestream.cli.watch import run_watched
-    from icestream.demo import prepare, summary
 
     loaded = prepare(folder)
     run_watched([loaded], log_format, seconds=seconds)
@@ -155,24 +156,26 @@ def jars_list(as_json: bool) -> None:
 
 
 @jars.command("download")
-def jars_download() -> None:
-    """Fetch the jars that the cache lacks."""
+@_SETS
+def jars_download(sets: tuple[str, ...]) -> None:
+    """Fetch the jars that the cache lacks; SETS is core unless given."""
     from icestream.cli import output
     from icestream.spark import jars as library
 
     with output.jar_progress() as progress:
-        paths = library.ensure(library.known_sets(), progress=progress)
+        paths = library.ensure(sets or library.CORE, progress=progress)
     output.note(f"{len(paths)} jars are in the cache")
 
 
 @jars.command("verify")
+@_SETS
 @_JSON
-def jars_verify(as_json: bool) -> None:
-    """Compare every jar in the cache with its checksum; exit 1 when one is missing or broken."""
+def jars_verify(sets: tuple[str, ...], as_json: bool) -> None:
+    """Compare jars with their checksums; exit 1 when one is missing or broken."""
     from icestream.cli.show import show_jars
     from icestream.spark import jars as library
 
-    found = library.verify(library.known_sets())
+    found = library.verify(sets or library.CORE)
     show_jars(found, as_json)
     if any(each.state != "ok" for each in found):
         sys.exit(1)

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from icestream.errors import ConfigError
+from icestream.plugins import plugin
 from icestream.schema import NewField, Rule
 
 FORMATS = {
@@ -66,23 +64,7 @@ def reasons(errors: Mapping[int, str], rows: int) -> pa.StringArray:
     return pa.array(list(errors.values()), pa.string()).take(pa.array(place, mask=place < 0))
 
 
-def load(name: str, options: Mapping[str, Any] | None = None) -> Format:
-    """Make the format that the pipeline file names; its module is imported only now."""
-    path = FORMATS.get(name)
-    if path is None:
-        found = {e.name: e.value for e in entry_points(group="icestream.formats")}
-        path = found.get(name)
-    if path is None:
-        known = ", ".join(sorted({*FORMATS, *found}))
-        raise ConfigError(f"format `{name}` does not exist", hint=f"one of: {known}")
-    module, _, attribute = path.partition(":")
-    try:
-        made = getattr(import_module(module), attribute)(**(options or {}))
-    except ModuleNotFoundError as e:
-        raise ConfigError(
-            f"format `{name}` needs the package `{e.name}`",
-            hint=f"pip install 'icestream[{name}]'",
-        ) from e
-    except TypeError as e:
-        raise ConfigError(f"format `{name}`: {e}") from e
-    return cast(Format, made)
+def format_for(options: Any) -> Format:
+    """The format that `format:` describes."""
+    made: Format = plugin("format", FORMATS, options.type)()
+    return made

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,12 +10,12 @@ import pyarrow as pa
 
 from icestream.commit.marker import Marker, Positions
 from icestream.commit.protocol import Range
-from icestream.errors import NotBuilt
+from icestream.plugins import plugin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_REGISTRY = {
+SOURCES = {
     "files": "icestream.sources.files:FilesSource",
     "generator": "icestream.sources.generator:GeneratorSource",
 }
@@ -111,9 +110,5 @@ class Located:
 
 def source_for(options: Any) -> Source:
     """The source that `source:` describes."""
-    target = _REGISTRY.get(options.type)
-    if target is None:
-        raise NotBuilt(f"`source.type: {options.type}` is not built yet")
-    module, _, name = target.partition(":")
-    source: Source = getattr(import_module(module), name)(options)
+    source: Source = plugin("source", SOURCES, options.type)(options)
     return source

@@ -1,0 +1,93 @@
+"""What every registered source must do, whatever it reads; and every registered catalog."""
+
+import json
+import pickle
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+
+from icestream.catalogs import CATALOGS, catalog_for, spark_conf
+from icestream.commit.marker import Marker
+from icestream.commit.protocol import Range
+from icestream.errors import ConfigError, NotBuilt
+from icestream.plugins import plugin
+from icestream.records import RECORDS
+from icestream.sources import SOURCES, Located, source_for
+
+sources = pytest.mark.parametrize("name", sorted(SOURCES))
+catalogs = pytest.mark.parametrize("name", sorted(CATALOGS))
+
+
+@pytest.fixture
+def made(name, tmp_path):
+    """A source with some records to read."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    options = {
+        "files": {"path": str(folder), "pattern": "*"},
+        "generator": {
+            "topics": ("page_events", "order_changes"), "rows": 100, "rate": None, "seed": 1,
+            "malformed": 0.0,
+        },
+    }  # fmt: skip
+    return source_for(SimpleNamespace(type=name, max_records_per_commit=10, **options[name]))
+
+
+def marker(positions, stream_ids, details):
+    return Marker("p", 1, "r", "c", None, 1, "u", 1, positions, stream_ids, details=details)
+
+
+@sources
+def test_it_can_be_checked_and_sampled_without_spark(name, made):
+    made.check()
+    batches = list(made.sample(5))
+    assert 1 <= sum(len(batch) for batch in batches) <= 5
+    for batch in batches:
+        assert batch.schema.equals(RECORDS)
+        for topic in set(batch.column("topic").to_pylist()):
+            assert made.stream_of(topic)
+
+
+@sources
+@pytest.mark.parametrize("start", ["earliest", "latest", datetime(2020, 1, 1, tzinfo=UTC)])
+def test_a_start_is_explicit_and_can_be_stored_and_recalled(name, made, start, tmp_path):
+    resolved = made.resolve(start)
+    assert resolved.positions
+    location = str(tmp_path / "table")
+    details = made.keep(resolved.positions, location, "first", {})
+    stored = marker(resolved.positions, resolved.stream_ids, details)
+    again = Marker.from_json(stored.to_json())
+    assert again == stored
+    made.recall([Located(again, location)])
+    assert made.stream_ids() == resolved.stream_ids
+    assert made.backlog(resolved.positions) >= 0
+    assert made.topics(Range(resolved.positions, resolved.positions)) is not None
+
+
+@sources
+def test_its_reader_travels(name, made):
+    data = pickle.dumps(made.reader)
+    assert len(data) < 10_000
+    assert pickle.loads(data) == made.reader
+
+
+@catalogs
+def test_a_catalog_opens_for_java_spark_and_python(name, tmp_path):
+    options = SimpleNamespace(type=name, name="lake", warehouse=str(tmp_path / "w"), properties={})
+    catalog = catalog_for(options)
+    catalog.check()
+    for key, value in {**catalog.java_properties(), **spark_conf(catalog)}.items():
+        assert isinstance(key, str)
+        assert isinstance(value, str)
+    assert spark_conf(catalog)["spark.sql.catalog.lake"].endswith("SparkCatalog")
+    assert catalog.open().list_namespaces() == []
+    json.dumps(dict(catalog.java_properties()))
+
+
+def test_what_is_not_there_says_so():
+    with pytest.raises(NotBuilt, match="`source` of type `kafka` is not built yet"):
+        plugin("source", SOURCES, "kafka")
+    with pytest.raises(ConfigError, match="needs the package `no_such_package`"):
+        plugin("format", {"odd": "no_such_package.odd:Odd"}, "odd")
