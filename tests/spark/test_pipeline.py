@@ -291,3 +291,32 @@ def test_generator_makes_the_same_rows_in_any_number_of_runs(lake, tmp_path_fact
     lake.configure(config.format(size=700))
     assert not [e for e in lake.run() if isinstance(e, TableCommitted)]
     assert lake.rows("shop.pages").num_rows == pages.num_rows
+
+
+def test_several_pipelines_run_side_by_side(lake, tmp_path_factory):
+    from icestream.config.load import load
+    from icestream.observe.events import Bus
+    from icestream.runner import run_on
+
+    other = type(lake)(tmp_path_factory.mktemp("other"), lake.spark)
+    for number, each in enumerate((lake, other)):
+        each.configure(FILES.replace("name: p", f"name: p{number}"))
+        each.put("a.jsonl", {"id": number})
+    run_on(lake.spark, [load(each.file).pipeline for each in (lake, other)], Bus(), once=True)
+    assert lake.values("shop.events", "id") == [(0,)]
+    assert other.values("shop.events", "id") == [(1,)]
+
+
+def test_an_awkward_folder_name(lake):
+    lake.folder = lake.folder / "we ird #1 %20 ü"
+    lake.folder.mkdir()
+    lake.configure(with_table("partition_by: [name]"))
+    lake.put("a b%.jsonl", {"id": 1, "name": "x/y z%"}, {"id": 2, "name": None})
+    lake.run()
+    lake.run()
+    assert lake.values("shop.events", "id", "name", "_src_topic") == [
+        (1, "x/y z%", "a b%.jsonl"),
+        (2, None, "a b%.jsonl"),
+    ]
+    rows = lake.spark_rows("SELECT id FROM lake.shop.events WHERE name = 'x/y z%'")
+    assert [row.id for row in rows] == [1]

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from icestream.errors import SetupError, Unreachable
 
@@ -42,7 +43,7 @@ class LocalCatalog:
         self._prepare()
         return SqlCatalog(
             self.name,
-            uri=f"sqlite:///{self.warehouse / FILE}?timeout={_BUSY_SECONDS}",
+            uri=f"sqlite:///{quote(str(self.warehouse / FILE))}?timeout={_BUSY_SECONDS}",
             warehouse=str(self.warehouse),
             schema_version="v1",
             **self._properties,
@@ -61,6 +62,11 @@ class LocalCatalog:
             ) from None
 
     def _prepare(self) -> None:
+        if "?" in str(self.warehouse):  # where settings begin in the address of the SQLite file
+            raise SetupError(
+                f"warehouse folder `{self.warehouse}` has a `?` in its name",
+                hint="set `catalog.warehouse` to a folder without one",
+            )
         try:
             self.warehouse.mkdir(parents=True, exist_ok=True)
         except OSError as failure:

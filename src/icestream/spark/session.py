@@ -73,7 +73,9 @@ def start(
         name, logs, scratch, settings, [str(p) for p in jars.ensure(progress=progress)]
     )
     os.environ["JAVA_HOME"] = str(find_java().home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if conf["spark.master"].startswith("local"):
+        # Workers on this machine need what is installed here, whatever the shell says.
+        os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", sys.executable)
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)
     gateway = SparkContext._gateway or _launch(conf, logs)
     context = SparkContext(
