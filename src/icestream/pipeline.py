@@ -23,7 +23,7 @@ from icestream.commit.protocol import Claim, Range, Verdict
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.table import TableRule
 from icestream.config.route import Route
-from icestream.errors import BadRecord, GaveUp, IcestreamError, Unreachable
+from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused, Unreachable
 from icestream.formats import Format
 from icestream.landing import Landing, RunTable, Work, describe, located
 from icestream.observe import events
@@ -33,9 +33,9 @@ from icestream.route import Router
 from icestream.schema import merge_new_fields
 from icestream.sources import Source, Start
 from icestream.task import REPORT, Report, StageTask, TableTask
-from icestream.write.design import Design, quarantine_design, quarantine_name
+from icestream.write.design import Design, laid_out_columns, quarantine_design, quarantine_name
 from icestream.write.discard import discard
-from icestream.write.table import Builder, stage_target
+from icestream.write.table import Builder, current_fields, lacks_layout, stage_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -169,7 +169,7 @@ class Pipeline:
         for topic in self._source.topics(batch):
             route = self._router.route(topic)
             if route is None:
-                if topic not in self._unrouted:
+                if topic not in self._unrouted and self._router.forgotten(topic):
                     self._unrouted.add(topic)
                     self._emit(events.TopicUnrouted, topic=topic)
                 continue
@@ -241,7 +241,7 @@ class Pipeline:
     def _finish(self, due: Sequence[Work], staged: tuple[dict[str, Report], float]) -> bool:
         """Commit what was staged; False: something had to change first, so plan again."""
         reports, seconds = staged
-        self._refuse_bad_records(due, reports)
+        self._refuse(due, reports)
         if self._prepare(due, reports):
             for report in reports.values():
                 discard([*report.files, *report.quarantine_files])
@@ -252,9 +252,18 @@ class Pipeline:
             )
         return all(done)
 
-    def _refuse_bad_records(self, due: Sequence[Work], reports: Mapping[str, Report]) -> None:
+    def _refuse(self, due: Sequence[Work], reports: Mapping[str, Report]) -> None:
+        """Stop before anything is written at what the pipeline file forbids or cannot mean."""
         for work in due:
-            if bad := reports[work.table.name].offender:
+            report, design = reports[work.table.name], work.table.design
+            missing = laid_out_columns(design) - set(current_fields(work.view.base.document))
+            if missing and report.landed and not report.new_fields:
+                raise SchemaRefused(
+                    f"table `{work.table.name}`: `partition_by` or `sort_by` names "
+                    f"`{min(missing)}`, which no record has",
+                    hint="declare it under `columns:`, or correct the name",
+                )
+            if bad := report.offender:
                 raise BadRecord(
                     f"table `{work.table.name}`: {bad.error}",
                     where=f"topic {bad.topic}, partition {bad.partition}, offset {bad.offset}",
@@ -267,14 +276,15 @@ class Pipeline:
         for work in due:
             table, report = work.table, reports[work.table.name]
             new = merge_new_fields(report.new_fields)
-            if new:
+            if new or lacks_layout(table.design, work.view.base.document):
                 asked = True
                 try:
                     self._builder.evolve(table.design, work.view.base, new)
                 except protocol.CommitFailed:
                     continue  # somebody was faster: planning again sees what is there now
                 names = tuple(".".join((*each.parent, each.name)) for each in new)
-                self._emit(events.SchemaEvolved, table=table.name, columns=names)
+                if names:
+                    self._emit(events.SchemaEvolved, table=table.name, columns=names)
             if report.wants_quarantine and not table.has_quarantine:
                 asked = True
                 design = quarantine_design(table.name)

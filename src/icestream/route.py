@@ -4,7 +4,7 @@ import re
 
 from icestream.config.model import Pipeline
 from icestream.config.options.table import TableRule
-from icestream.config.route import PLACEHOLDER, Route, route
+from icestream.config.route import PLACEHOLDER, Route, route, rule_for
 
 QUARANTINE = "__quarantine"  # ends the name of the table for a table's bad records
 
@@ -23,6 +23,10 @@ class Router:
         if topic not in self._known:
             self._known[topic] = route(self._pipeline, topic)
         return self._known[topic]
+
+    def forgotten(self, topic: str) -> bool:
+        """Whether no rule speaks of this topic, not even one that skips it."""
+        return rule_for(self._pipeline, topic) is None
 
     def fixed(self) -> list[Route]:
         """Tables whose names need no topic to be known."""

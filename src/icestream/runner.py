@@ -47,6 +47,7 @@ class _Run:
     query: "StreamingQuery | None" = None
     failure: BaseException | None = None
     stopping: bool = False
+    refused: bool = False  # a batch came up after the stop and was sent away
     at_work: threading.Lock = field(default_factory=threading.Lock)
     drained: threading.Event = field(default_factory=threading.Event)
 
@@ -54,6 +55,7 @@ class _Run:
         """Spark's foreachBatch: one batch, or nothing at all once we are stopping."""
         with self.at_work:
             if self.stopping:
+                self.refused = True
                 raise StopRequested
             try:
                 self.pipeline.process(frame, batch_id)
@@ -239,10 +241,11 @@ def _stop(each: _Run, bus: Bus, reason: str) -> None:
     """Let the batch under way reach its commit, then end the stream."""
     query = each.query
     with each.at_work:
-        if query is not None:
-            if not query.isActive and query.exception() and each.failure is None:
-                each.failure = query.exception()
-            query.stop()
+        pass  # not held on to: Spark may be waiting with a batch that `handle` will send away
+    if query is not None:
+        if each.failure is None and not each.refused:
+            each.failure = query.exception()
+        query.stop()
     try:
         if each.failure is None:
             each.pipeline.close()

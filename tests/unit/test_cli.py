@@ -148,6 +148,15 @@ def test_schema_is_the_model(call):
     assert json.loads(out) == json.loads(json.dumps(json_schema()))
 
 
+def test_the_demo_replaces_nothing_but_a_demo(folder, call):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "file").touch()
+    code, _, err = call("demo", "--folder", "mine")
+    assert code == 2
+    assert "not empty and not an earlier demo" in err
+    assert (folder / "mine" / "file").exists()
+
+
 def test_usage_errors_are_2(call):
     assert call("run", "--no-such-option")[0] == 2
     assert call("no-such-verb")[0] == 2

@@ -28,13 +28,18 @@ def groups(pipeline: Pipeline, rule: TableRule) -> set[str]:
 
 def route(pipeline: Pipeline, topic: str) -> Route | None:
     """The table of a topic; None if no rule matches or the rule says `skip`."""
+    rule = rule_for(pipeline, topic)
+    if rule is None or rule.skip or rule.name is None:
+        return None
+    values = {**_groups_of(_topic_pattern(pipeline), topic), **_groups_of(rule.match, topic)}
+    return Route(_filled(rule.name, values, topic), rule)
+
+
+def rule_for(pipeline: Pipeline, topic: str) -> TableRule | None:
+    """The first rule that matches a topic, also one that says `skip`."""
     for rule in pipeline.tables:
-        if rule.match is not None and re.fullmatch(rule.match, topic) is None:
-            continue
-        if rule.skip or rule.name is None:
-            return None
-        values = {**_groups_of(_topic_pattern(pipeline), topic), **_groups_of(rule.match, topic)}
-        return Route(_filled(rule.name, values, topic), rule)
+        if rule.match is None or re.fullmatch(rule.match, topic):
+            return rule
     return None
 
 

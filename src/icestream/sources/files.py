@@ -6,6 +6,7 @@ Records carry the file's path (relative to the folder) as topic and the byte off
 
 import json
 import stat
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
@@ -45,6 +46,7 @@ class FilesSource:
         self._ledger = Ledger()
         self._shared = False  # other tables stand somewhere in the ledger already
         self._log: LedgerLog | None = None
+        self._reading = threading.Lock()
         self.reader = LineReader(str(self._folder))
 
     def check(self) -> None:
@@ -162,8 +164,9 @@ class FilesSource:
 
     def _catch_up(self, count: int | None) -> None:
         """Read what the planner has added since, in its own process."""
-        if self._log and (count is None or len(self._ledger) < count):
-            self._ledger.extend(self._log.read())
+        with self._reading:  # tables land in threads of their own
+            if self._log and (count is None or len(self._ledger) < count):
+                self._ledger.extend(self._log.read())
 
 
 class FilesPlanner:

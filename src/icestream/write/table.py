@@ -71,8 +71,7 @@ class Builder:
                 if not each.parent and anchor:
                     update.moveBefore(each.name, anchor)
             update.commit()
-            known = {*top, *(each.name for each in new if not each.parent)}
-            if _is_bare(document) and laid_out_columns(design) <= known:
+            if lacks_layout(design, document, [each.name for each in new if not each.parent]):
                 self._lay_out(transaction, design)
 
         try:
@@ -186,11 +185,21 @@ def current_schema(document: Any) -> Any:
     return _by_id(document["schemas"], "schema-id", document["current-schema-id"])
 
 
+def lacks_layout(design: Design, document: Any, more: Sequence[str] = ()) -> bool:
+    """Whether partitioning and order waited for columns that, with `more`, are there by now."""
+    wanted = laid_out_columns(design)
+    return bool(wanted) and _is_bare(document) and wanted <= {*current_fields(document), *more}
+
+
 def _is_bare(document: Any) -> bool:
-    """Never laid out and never written to: the first batch may still decide the layout."""
+    """Never laid out and without data: the first batch may still decide the layout."""
+    laid_out = document["default-spec-id"] or document["default-sort-order-id"]
+    current = document.get("current-snapshot-id")
+    newest = [each for each in document.get("snapshots", ()) if each["snapshot-id"] == current]
+    files = newest[0].get("summary", {}).get("total-data-files", "0") if newest else "0"
     return (
-        document["default-spec-id"] == 0
-        and document["default-sort-order-id"] == 0
+        not laid_out
+        and files == "0"
         and not any(each["fields"] for each in document["partition-specs"])
     )
 

@@ -1,0 +1,77 @@
+"""The runner's own rules, without Spark: signals, stops, and files that contradict each other."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from icestream.config.model import Pipeline as Config
+from icestream.errors import ConfigError
+from icestream.runner import StopRequested, _refuse_conflicts, _Run, stop_signals
+
+
+class Pipeline:
+    def __init__(self):
+        self.batches = []
+
+    def process(self, frame, batch_id):
+        self.batches.append(batch_id)
+        if batch_id == 9:
+            raise ValueError("nine")
+
+
+def test_a_batch_after_the_stop_is_sent_away_untouched(tmp_path):
+    run = _Run(None, Pipeline(), tmp_path)
+    run.handle(None, 1)
+    run.stopping = True
+    with pytest.raises(StopRequested):
+        run.handle(None, 2)
+    assert run.pipeline.batches == [1]
+    assert run.refused
+    assert run.failure is None
+
+
+def test_a_failure_is_kept_whole(tmp_path):
+    run = _Run(None, Pipeline(), tmp_path)
+    with pytest.raises(ValueError, match="nine"):
+        run.handle(None, 9)
+    assert isinstance(run.failure, ValueError)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_is_given_back_afterwards(kind):
+    before = signal.getsignal(kind)
+    with stop_signals() as (stop, listen):
+        signal.signal(kind, signal.SIG_IGN)  # as Spark does with its own handler
+        listen()
+        os.kill(os.getpid(), kind)
+        assert stop.wait(5)
+    assert signal.getsignal(kind) is before
+    assert threading.current_thread() is threading.main_thread()
+
+
+def config(name, **more):
+    return Config.model_validate(
+        {
+            "name": name,
+            "source": {"type": "generator"},
+            "tables": [{"name": "a.b"}],
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "second, said",
+    [
+        (config("one"), "same pipeline `name`"),
+        (config("two", catalog={"type": "local", "warehouse": "/other"}), "different catalogs"),
+        (config("two", spark={"spark.master": "local[1]"}), "`spark.master` differently"),
+    ],
+)
+def test_files_that_contradict_each_other(second, said):
+    first = config("one", spark={"spark.master": "local[2]"})
+    with pytest.raises(ConfigError, match=said):
+        _refuse_conflicts([first, second])
+    _refuse_conflicts([first, config("two")])
