@@ -44,5 +44,5 @@ def test_the_pipeline_of_the_readme_is_valid(tmp_path):
 def test_no_page_names_a_module_that_is_gone():
     for page in PAGES:
         for name in re.findall(r"`([a-z_/]+\.py)`", page.read_text()):
-            places = [ROOT / "src" / "icestream" / name, *(ROOT / "src").rglob(Path(name).name)]
+            places = [ROOT / name, *(ROOT / "src").rglob(Path(name).name)]
             assert any(place.exists() for place in places), f"{page.name} names {name}"
