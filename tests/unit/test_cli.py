@@ -61,6 +61,7 @@ def test_help_is_quick_and_does_not_import_spark():
         ),
         (("commit_interval: 10s", "commit_interval: 5 minutes"), ["icestream.yml:6", "30s"]),
         (("shop.events", '"${NO_SUCH_NAME}"'), ["icestream.yml:5", "NO_SUCH_NAME"]),
+        (("path: ./in", "path: ./in, options: {a: b}"), ["icestream.yml:3", "`options`"]),
         (("shop.events", "shop.events, mode: upsert"), ["icestream.yml:5", "not built yet"]),
     ],
 )

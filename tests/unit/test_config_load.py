@@ -317,12 +317,6 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         "catalog.properties.warehouse",
         "`warehouse`: said twice: write it as `catalog.warehouse`",
     ),
-    "options say the source again": (
-        _with("source", "{type: files, path: x, options: {pathGlobFilter: y}}"),
-        4,
-        "source.options.pathGlobFilter",
-        "`pathGlobFilter`: said twice: write it as `source.pattern`",
-    ),
     "our own table property": (
         BASE + "    properties: {icestream.shop.marker: x}\n",
         5,

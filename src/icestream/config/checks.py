@@ -31,7 +31,6 @@ _KAFKA_OPTIONS = {
     "startingoffsetsbytimestamp": "source.start",
     "maxoffsetspertrigger": "source.max_records_per_commit",
 }  # fmt: skip
-_FILES_OPTIONS = {"path": "source.path", "pathglobfilter": "source.pattern"}
 
 
 def check(pipeline: Pipeline) -> list[Problem]:
@@ -58,8 +57,6 @@ def _twice(pipeline: Pipeline) -> Iterator[Problem]:
     source = pipeline.source
     if isinstance(source, KafkaSource):
         yield from _said(source.options, ("source", "options"), _KAFKA_OPTIONS)
-    if isinstance(source, FilesSource):
-        yield from _said(source.options, ("source", "options"), _FILES_OPTIONS)
     own = f"spark.sql.catalog.{pipeline.catalog.name}"
     for key in pipeline.spark:
         if key == own or key.startswith(f"{own}."):

@@ -18,13 +18,18 @@ class SourceBase(Model):
     format: Format = Field(default_factory=JsonFormat, description="How the records are encoded")
 
 
-class ReaderSource(SourceBase):
-    """A source that Spark reads from outside."""
+class OutsideSource(SourceBase):
+    """A source that holds records before we look."""
 
     start: Start = Field(
         "earliest",
         description="Where a table without a marker begins: earliest, latest or a timestamp (UTC)",
     )
+
+
+class ReaderSource(OutsideSource):
+    """A source that one of Spark's own readers reads."""
+
     options: PassThrough = Field(
         default_factory=dict, description="Spark reader options, as they are", repr=False
     )
@@ -48,7 +53,7 @@ class KafkaSource(BrokerSource):
     bootstrap_servers: str = Field(description="Brokers, host:port, separated by commas")
 
 
-class FilesSource(ReaderSource):
+class FilesSource(OutsideSource):
     """Files of lines that appear in a folder."""
 
     type: Literal["files"] = Field(description="Files of lines that appear in a folder")
