@@ -4,9 +4,7 @@ import re
 
 from icestream.config.model import Pipeline
 from icestream.config.options.table import TableRule
-from icestream.config.route import PLACEHOLDER, Route, route, rule_for
-
-QUARANTINE = "__quarantine"  # ends the name of the table for a table's bad records
+from icestream.config.route import PLACEHOLDER, QUARANTINE, Route, route, rule_for
 
 
 class Router:

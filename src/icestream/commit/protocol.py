@@ -134,9 +134,10 @@ def standing(view: TableView) -> Standing:
         return Standing.OURS if own == marker.commit_id else Standing.REWOUND
     # No own snapshot is left. Expiry explains that only if the walk was cut short, behind us.
     oldest = view.lineage[-1] if view.lineage else None
-    cut = oldest is not None and oldest.parent_id is not None
-    expired = cut and oldest is not None and oldest.sequence_number >= marker.snapshot_sequence
-    return Standing.OURS if expired else Standing.REPLACED
+    if oldest is None or oldest.parent_id is None:
+        return Standing.REPLACED
+    behind = oldest.sequence_number >= marker.snapshot_sequence
+    return Standing.OURS if behind else Standing.REPLACED
 
 
 def next_generation(views: Iterable[TableView]) -> int:

@@ -10,7 +10,7 @@ from icestream.config.model import Pipeline
 from icestream.config.options.source import BrokerSource, FilesSource, KafkaSource
 from icestream.config.options.table import TableRule
 from icestream.config.problems import Problem
-from icestream.config.route import PLACEHOLDER, TABLE_NAME, groups
+from icestream.config.route import PLACEHOLDER, QUARANTINE, TABLE_NAME, groups
 
 RESERVED_COLUMNS = ("_file", "_pos", "_partition", "_spec_id", "_deleted", "_row_id")
 OWN_COLUMNS = (
@@ -123,7 +123,7 @@ def _name(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
     plain = PLACEHOLDER.sub("x", rule.name)
     if TABLE_NAME.fullmatch(plain) is None:
         yield Problem(here, "expected namespace.table, of letters, digits, _ and -")
-    elif plain.endswith("__quarantine"):
+    elif plain.endswith(QUARANTINE):
         yield Problem(here, "tables that end in __quarantine hold bad records")
 
 

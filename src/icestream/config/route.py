@@ -9,6 +9,7 @@ from icestream.config.options.table import TableRule
 from icestream.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+QUARANTINE = "__quarantine"  # ends the name of the table for a table's bad records
 TABLE_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 
 

@@ -58,14 +58,6 @@ def parse_size(value: object) -> int:
     return int(found[1]) * _SIZE_UNITS[found[2]]
 
 
-def format_size(value: int) -> str:
-    """The shortest spelling that `parse_size` reads back to the same value."""
-    for unit, size in reversed(_SIZE_UNITS.items()):
-        if value and value % size == 0:
-            return f"{value // size}{unit}"
-    return "0B"
-
-
 def _positive(value: timedelta) -> timedelta:
     if value <= timedelta(0):
         raise expected("a duration above zero")

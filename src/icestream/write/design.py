@@ -13,8 +13,8 @@ from icestream.config.ddl import (
     parse_sort,
     parse_type,
 )
+from icestream.config.route import QUARANTINE
 from icestream.formats import Format
-from icestream.route import QUARANTINE
 from icestream.schema import QUARANTINE_SCHEMA
 
 
