@@ -79,7 +79,7 @@ def test_kill_9_and_a_lost_state_folder_change_nothing(folder):
     fill(folder, "a.jsonl", 100_000, bad_every=1000)
     with started(folder, "run", "--once") as first:
         commits(first, 2)
-        os.kill(first.pid, signal.SIGKILL)
+        kill_9(first)
     taken = rows(folder).num_rows
     assert 0 < taken < 99_900
     shutil.rmtree(folder / ".icestream")
@@ -115,9 +115,14 @@ def test_the_jvm_ends_with_its_driver(folder):
     fill(folder, "a.jsonl", 10)
     with started(folder, "run") as process:
         commits(process, 1)
-        children = _children(process.pid)
-        assert children
-        os.kill(process.pid, signal.SIGKILL)
+        kill_9(process)
+
+
+def kill_9(process: subprocess.Popen) -> None:
+    """Kill the driver alone; its JVM must notice and end, and writes its last files till then."""
+    children = _children(process.pid)
+    assert children
+    os.kill(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline, "the JVM outlived its driver"
