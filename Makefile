@@ -68,6 +68,12 @@ format: install  ## Put the code into the house style
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
+RECORDS ?= 10000000
+PEERS ?= spark,flink,connect
+.PHONY: bench
+bench: install  ## Compare with peers (RECORDS=10000000 PEERS=spark,flink,connect)
+	@UV="$(UV)" $(BIN)/python bench/append.py --records "$(RECORDS)" --peers "$(PEERS)"
+
 .PHONY: docs
 docs: install  ## Write the generated parts of docs/ anew
 	@$(BIN)/icestream schema > docs/icestream.schema.json
@@ -76,6 +82,7 @@ docs: install  ## Write the generated parts of docs/ anew
 lock: install  ## Lock Python packages and jars anew (LOCK_ARGS=--upgrade for newer packages)
 	@$(COMPILE) --output-file requirements.lock pyproject.toml
 	@$(COMPILE) --output-file requirements-dev.lock --extra dev pyproject.toml
+	@$(COMPILE) --no-deps --output-file bench/flink.lock bench/flink.in
 	@$(BIN)/python tools/lock_jars.py
 
 .PHONY: clean

@@ -1,8 +1,12 @@
 """Fixtures for every kind of test: one Spark session per process, and a lake in a folder."""
 
 import json
+import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,10 @@ import pytest
 
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import Loaded, load
-from icestream.observe.events import Bus, Event
+from icestream.observe.events import Bus, Event, Listener
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `from servers import …`
+pytest_plugins = ["servers", "feeds"]
 
 # Tests start many JVMs and keep none for long: the quick compiler and the simple collector win.
 QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -23,7 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from icestream.spark import session
 
     settings = {"spark.master": "local[2]", **QUICK_START}
-    started = session.start("tests", tmp_path_factory.mktemp("spark"), settings)
+    started = session.start("tests", tmp_path_factory.mktemp("spark"), settings, ["kafka"])
     yield started
     started.stop()
 
@@ -57,16 +64,30 @@ class Lake:
         path.write_bytes(b"".join(_line(line) + b"\n" for line in lines))
         return path
 
-    def run(self, **options: Any) -> list[Event]:
-        """Run once over what is there; → the events."""
+    def run(self, listen: Listener | None = None, **options: Any) -> list[Event]:
+        """Run once over what is there; → the events. `listen` is called between the steps."""
         from icestream.runner import run_on
 
         bus, seen = Bus(), []
+        self.events = seen
         bus.join(seen.append)
+        if listen:
+            bus.join(listen)
         options.setdefault("once", True)
         run_on(self.spark, [load(self.file).pipeline], bus, **options)
-        self.events = seen
         return seen
+
+    @contextmanager
+    def running(self, **options: Any) -> Iterator["Future[list[Event]]"]:
+        """Run until the end of the block, beside it; a failure of the run is raised there."""
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(self.run, once=False, stop=stop, **options)
+            try:
+                yield ended
+            finally:
+                stop.set()
+        ended.result()
 
     def table(self, name: str) -> Any:
         return catalog_for(load(self.file).pipeline.catalog).open().load_table(name)

@@ -1,4 +1,4 @@
-"""Fetch every jar of jars.lock.toml anew and write its size and SHA-256 back (`make lock`)."""
+"""Fetch every jar of the lock files anew and write sizes and SHA-256 back (`make lock`)."""
 
 import hashlib
 import re
@@ -10,13 +10,15 @@ from typing import Any
 
 from icestream.spark.jars import Jar, download
 
-LOCK = Path(__file__).parent.parent / "src" / "icestream" / "jars.lock.toml"
+ROOT = Path(__file__).parent.parent
+LOCKS = (ROOT / "src" / "icestream" / "jars.lock.toml", ROOT / "bench" / "peers.lock.toml")
 
 
 def main() -> None:
-    """Rewrite the lock file in place; comments and order stay."""
-    head, *blocks = re.split(r"(?m)^(?=\[\[jar\]\])", LOCK.read_text("utf-8"))
-    LOCK.write_text(head + "\n".join(relocked(block) for block in blocks), "utf-8")
+    """Rewrite the lock files (or those named) in place; comments and order stay."""
+    for lock in map(Path, sys.argv[1:] or LOCKS):
+        head, *blocks = re.split(r"(?m)^(?=\[\[jar\]\])", lock.read_text("utf-8"))
+        lock.write_text(head + "\n".join(relocked(block) for block in blocks), "utf-8")
 
 
 def relocked(block: str) -> str:

@@ -14,7 +14,8 @@ IcestreamError                 1   ran and failed
 ├── SourceChanged              1   the source contradicts what was already taken from it
 └── TableRefused               1   the table is not in a state that we may write to
     ├── Gap                    1   records between the marker and the source's start are gone
-    ├── Incarnation            1   the topic was deleted and created again
+    ├── Incarnation            1   the topic was deleted, or deleted and created again
+    ├── Truncated              1   the source's log ends before the marker
     ├── Rewound                1   somebody moved the table back behind our marker
     ├── Replaced               1   the table is not the one that we wrote to
     └── SchemaRefused          1   the incoming schema does not fit the table
@@ -116,7 +117,11 @@ class Gap(TableRefused):
 
 
 class Incarnation(TableRefused):
-    """The topic was deleted and created again under the same name."""
+    """The topic was deleted, or deleted and created again under the same name."""
+
+
+class Truncated(TableRefused):
+    """The source's log ends before the table's marker: it lost records that we have."""
 
 
 class Rewound(TableRefused):

@@ -20,7 +20,7 @@ from icestream.errors import GaveUp, InternalError
 from icestream.observe import events
 from icestream.observe.events import Bus
 from icestream.refusals import refusal
-from icestream.sources import Located, Source, Start
+from icestream.sources import Located, Losses, Source, Start
 from icestream.task import Report
 from icestream.write.design import Design, quarantine_name
 
@@ -100,8 +100,7 @@ class Landing:
         self._check(work, report, counts)
         if not report.read:
             return True
-        newest = [at // 1000 for at in report.newest.values()]
-        watermark = min(newest, default=None)
+        watermark = min((at // 1000 for at in report.newest.values()), default=None)
         began = time.monotonic()
         if report.quarantine_files and work.quarantine:
             aside = Append(
@@ -116,6 +115,10 @@ class Landing:
         if attempts is None:
             return False
         work.table.advanced_at = time.monotonic()
+        now = time.time()
+        partitions = self._partitions(work.batch, report.newest, now)
+        fresh = [p.freshness_seconds for p in partitions if p.freshness_seconds is not None]
+        waiting = [p for p in partitions if p.lag_records]
         self._bus.emit(
             events.TableCommitted(
                 pipeline=self.claim.pipeline,
@@ -130,12 +133,43 @@ class Landing:
                 stage_seconds=round(stage_seconds, 3),
                 commit_seconds=round(time.monotonic() - began, 3),
                 attempts=attempts,
-                freshness_seconds=round(time.time() - max(newest) / 1000, 3) if newest else None,
-                backlog=self._source.backlog(work.batch.stop),
-                positions=work.batch.stop,
+                freshness_seconds=min(fresh, default=None),
+                latency_seconds=_since(report.oldest, now),
+                lag_records=sum(p.lag_records or 0 for p in waiting),
+                lag_seconds=max((p.freshness_seconds or 0.0 for p in waiting), default=0.0),
+                partitions=partitions,
             )
         )
         return True
+
+    def _partitions(
+        self, batch: Range, newest: Mapping[str, int], now: float
+    ) -> tuple[events.PartitionState, ...]:
+        lag = self._source.lag(batch.stop)
+        return tuple(
+            events.PartitionState(
+                stream,
+                number,
+                position,
+                lag.get(stream, {}).get(number),
+                _since(newest.get(f"{stream}/{number}"), now),
+            )
+            for stream, partitions in batch.stop.items()
+            for number, position in partitions.items()
+        )
+
+    def forgive(self, name: str, view: TableView, losses: Losses) -> TableView:
+        """Record losses in a table of ours by an empty append; → how it is then."""
+        commit_id = uuid.uuid4().hex
+
+        def forgiven(seen: TableView) -> Marker:
+            return protocol.forgiven(seen, commit_id, losses.lost, losses.resume, losses.stream_ids)
+
+        settled = protocol.settle(self._tables, name, view, forgiven, Append(), _pause)
+        self._report(name, settled)
+        ranges = tuple(str(loss) for loss in losses.lost)
+        self._bus.emit(events.LossAccepted(self.claim.pipeline, table=name, ranges=ranges))
+        return self._tables.load(name)
 
     def advance(self, table: RunTable) -> None:
         """Write progress without rows into the table, by an empty append from what we see."""
@@ -146,7 +180,7 @@ class Landing:
         if protocol.furthest(reached, table.progress) != reached:
             batch = Range(reached, table.progress)
             plan = Plan(protocol.Verdict.COMMIT, {})
-            ids = self._source.stream_ids()
+            ids = self._source.stream_ids(table.progress)
             work = Work(table, batch, view, plan, None, uuid.uuid4().hex, ids)
             self._append(table.name, view, work, Append(), Counts(), None)
         table.advanced_at = time.monotonic()
@@ -160,8 +194,6 @@ class Landing:
                 where=describe(work.batch),
                 hint="nothing was committed; please report this",
             )
-        if self._source.stream_ids() != work.stream_ids:
-            raise refusal(name, "incarnation", work.view)
 
     def _append(
         self,
@@ -229,6 +261,11 @@ def describe(batch: Range) -> str:
         for stream, partitions in batch.stop.items()
         for number, stop in partitions.items()
     )
+
+
+def _since(at: int | None, now: float) -> float | None:
+    """Seconds from a timestamp in µs to now."""
+    return None if at is None else round(now - at / 1e6, 3)
 
 
 def _pause(attempt: int) -> bool:

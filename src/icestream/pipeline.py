@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from icestream.commit import protocol
 from icestream.commit.committer import IcebergTables
 from icestream.commit.marker import Positions
-from icestream.commit.protocol import Claim, Range, Verdict
+from icestream.commit.protocol import Claim, Range, TableView, Verdict
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.table import TableRule
 from icestream.config.route import Route
@@ -28,14 +29,20 @@ from icestream.formats import Format
 from icestream.landing import Landing, RunTable, Work, describe, located
 from icestream.observe import events
 from icestream.observe.events import Bus
-from icestream.refusals import refusal
+from icestream.refusals import loss_refusal, refusal
 from icestream.route import Router
 from icestream.schema import merge_new_fields
-from icestream.sources import Source, Start
+from icestream.sources import Losses, Source, Start
 from icestream.task import REPORT, Report, StageTask, TableTask
 from icestream.write.design import Design, laid_out_columns, quarantine_design, quarantine_name
 from icestream.write.discard import discard
-from icestream.write.table import Builder, current_fields, lacks_layout, stage_target
+from icestream.write.table import (
+    Builder,
+    current_fields,
+    lacks_included,
+    lacks_layout,
+    stage_target,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,7 +83,9 @@ class Pipeline:
 
     # -- start ---------------------------------------------------------------------------------
 
-    def open(self, spark: "SparkSession", scratch: Path, once: bool) -> "DataFrame":
+    def open(
+        self, spark: "SparkSession", scratch: Path, once: bool, accept_loss: bool = False
+    ) -> "DataFrame":
         """Claim every table in name order, then open the stream at the nearest marker."""
         self._scratch = scratch
         for route in self._first_routes():
@@ -93,6 +102,7 @@ class Pipeline:
             views[name] = self._landing.take(name, view, self._share_of_start(name, start))
         # Again: the run before us may have committed until the moment of our claim.
         self._source.recall([located(view) for view in views.values()])
+        views = self._without_losses(views, accept_loss)
         self._begin = protocol.nearest(
             *(located(views[name]).marker.positions for name in self._run)
         )
@@ -104,6 +114,36 @@ class Pipeline:
             tables=tuple(sorted(self._run)),
         )
         return frame
+
+    def _without_losses(self, views: Mapping[str, TableView], accept: bool) -> dict[str, TableView]:
+        """Stop at records that the source no longer has, or write down that they are given up."""
+        seen = dict(views)
+        # Quarantine tables first: they say nothing on their own, and a crash in between asks again.
+        for name in sorted(views, key=lambda name: (name in self._run, name)):
+            losses = self._losses(views[name])
+            if name not in self._run:  # what it has not seen yet is not missing from it
+                told = [loss for loss in losses.lost if loss.kind != "retention"]
+                losses = replace(losses, lost=tuple(told))
+            if losses.lost and not accept:
+                raise loss_refusal(name, losses.lost)
+            if losses.lost:
+                seen[name] = self._landing.forgive(name, views[name], losses)
+        return seen
+
+    def _losses(self, view: TableView) -> Losses:
+        marker = located(view).marker
+        return self._source.losses(marker.positions, marker.stream_ids)
+
+    def diagnose(self) -> IcestreamError | None:
+        """After a failure: has the source lost something, or gone away itself?"""
+        try:
+            for name in self._run:
+                if lost := self._losses(self._tables.load(name)).lost:
+                    return loss_refusal(name, lost)
+            self._source.check()
+        except IcestreamError as failure:
+            return failure
+        return None
 
     def _first_routes(self) -> Sequence[Route]:
         """Tables by fixed name, by known topics, and those that an earlier run made."""
@@ -119,6 +159,9 @@ class Pipeline:
         design = self._design(route.table, route.rule)
         if self._builder.create(design):
             self._emit(events.TableCreated, table=route.table)
+        base = self._tables.load(route.table).base
+        if lacking := lacks_included(design, base.document):
+            self._builder.evolve(design, base, lacking)
         has_quarantine = self._tables.exists(quarantine_name(route.table))
         self._run[route.table] = RunTable(route.table, route.rule, design, has_quarantine)
 
@@ -139,7 +182,8 @@ class Pipeline:
         batch = self._range(batch_id)
         routes = self._routes(batch)
         for _ in range(_ROUNDS):
-            works = [self._plan(table, batch, routes) for table in self._due(routes)]
+            ids = self._source.stream_ids(batch.stop)
+            works = [self._plan(table, batch, routes, ids) for table in self._due(routes)]
             due = [work for work in works if work.plan.verdict is Verdict.COMMIT]
             self._emit(
                 events.BatchPlanned,
@@ -175,7 +219,7 @@ class Pipeline:
                 continue
             if route.table not in self._run:
                 self._add(route)
-                begin = Start(batch.start, self._source.stream_ids())
+                begin = Start(batch.start, self._source.stream_ids(batch.start))
                 view = self._tables.load(route.table)
                 self._landing.take(route.table, view, self._share_of_start(route.table, begin))
             routes[topic] = route.table
@@ -184,14 +228,17 @@ class Pipeline:
     def _due(self, routes: Mapping[str, str]) -> list[RunTable]:
         return [self._run[name] for name in sorted(set(routes.values()))]
 
-    def _plan(self, table: RunTable, batch: Range, routes: Mapping[str, str]) -> Work:
+    def _plan(
+        self, table: RunTable, batch: Range, routes: Mapping[str, str], ids: Mapping[str, str]
+    ) -> Work:
         topics = [topic for topic, name in routes.items() if name == table.name]
         own = self._share(table.name, batch, topics)
         view = self._tables.load(table.name)
-        ids = self._source.stream_ids()
         plan = protocol.plan(view, self._landing.claim, own, table.progress, ids)
         if plan.verdict not in (Verdict.COMMIT, Verdict.SKIP):
-            raise refusal(table.name, plan.verdict.value, view, plan.missing)
+            at_source = plan.verdict in (Verdict.GAP, Verdict.INCARNATION)
+            lost = self.diagnose() if at_source else None
+            raise lost or refusal(table.name, plan.verdict.value, view, plan.missing)
         quarantine = None
         if table.has_quarantine:
             name = quarantine_name(table.name)
@@ -246,11 +293,19 @@ class Pipeline:
             for report in reports.values():
                 discard([*report.files, *report.quarantine_files])
             return False
+        self._same_streams(due)
         with ThreadPoolExecutor(min(_PARALLEL_COMMITS, len(due))) as pool:
             done = list(
                 pool.map(lambda w: self._landing.land(w, reports[w.table.name], seconds), due)
             )
         return all(done)
+
+    def _same_streams(self, due: Sequence[Work]) -> None:
+        """What was read came from the streams that were planned for: their identities held."""
+        streams = {stream for work in due for stream in work.batch.stop}
+        before = {s: one for work in due for s, one in work.stream_ids.items() if s in streams}
+        if self._source.stream_ids(streams) != before:  # also one that was not there before
+            raise self.diagnose() or refusal(due[0].table.name, "incarnation", due[0].view)
 
     def _refuse(self, due: Sequence[Work], reports: Mapping[str, Report]) -> None:
         """Stop before anything is written at what the pipeline file forbids or cannot mean."""

@@ -15,10 +15,10 @@ from icestream.config.load import Loaded
 from icestream.config.model import Pipeline
 from icestream.formats import format_for
 from icestream.route import Router
-from icestream.schema import METADATA_COLUMNS, merge_new_fields, with_new_fields
+from icestream.schema import METADATA_NAMES, merge_new_fields, with_new_fields
 from icestream.shape import Shape, split
 from icestream.sources import source_for
-from icestream.write.design import declared_columns
+from icestream.write.design import declared_columns, metadata_columns
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ def _decode(
     record_format = format_for(config.source.format)
     existing = _existing(config, name)
     schema = existing or Schema(*declared_columns(rule, record_format))
-    ours = {column.name for column in METADATA_COLUMNS}
-    data = Schema(*(field for field in schema.fields if field.name not in ours))
+    data = Schema(*(field for field in schema.fields if field.name not in METADATA_NAMES))
     dropped = frozenset(rule.except_columns)
     while True:
         decoded = [
@@ -65,7 +64,8 @@ def _decode(
         if not new:
             break
         data = with_new_fields(data, new)
-    fields: list[NestedField] = [*data.fields, *(METADATA_COLUMNS if rule.metadata_columns else ())]
+    ours = metadata_columns(rule, getattr(config.source, "include", ()))
+    fields: list[NestedField] = [*data.fields, *ours]
     numbered = Schema(
         *(field.model_copy(update={"field_id": 10_000 + n}) for n, field in enumerate(fields))
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from icestream import errors
+from icestream.commit.marker import Loss
 from icestream.commit.protocol import Missing, TableView
 from icestream.errors import IcestreamError
 
@@ -45,3 +46,43 @@ def refusal(
                 hint="was it dropped and created again? use another pipeline or table name",
             )
     return errors.InternalError(f"table `{table}`: no rule for `{verdict}`")
+
+
+_SHOWN = 20
+_ACCEPT = "`icestream run --accept-loss` records the missing ranges in the table and goes on"
+
+
+def loss_refusal(table: str, lost: Sequence[Loss]) -> IcestreamError:
+    """The error for records that the source no longer has; the gravest kind speaks first."""
+    for kind, error, what, hint in (
+        (
+            "deleted",
+            errors.Incarnation,
+            "its topic was deleted",
+            f"restore the topic and its records; or {_ACCEPT} without it",
+        ),
+        (
+            "recreated",
+            errors.Incarnation,
+            "its topic was deleted and created again: its offsets mean other records now",
+            f"{_ACCEPT} with the new topic, from its earliest record",
+        ),
+        (
+            "truncated",
+            errors.Truncated,
+            "the topic's log ends before our position: the brokers lost records that we have",
+            f"restore the log; or {_ACCEPT} at its end",
+        ),
+        (
+            "retention",
+            errors.Gap,
+            "the topic's retention removed records before we read them",
+            f"{_ACCEPT} with the earliest record that is left",
+        ),
+    ):
+        of_kind = [str(loss) for loss in lost if loss.kind == kind]
+        if of_kind:
+            more = f"; and {len(of_kind) - _SHOWN} more" if len(of_kind) > _SHOWN else ""
+            where = "missing: " + "; ".join(of_kind[:_SHOWN]) + more
+            return error(f"table `{table}`: {what}", where=where, hint=hint)
+    return errors.InternalError(f"table `{table}`: no rule for these losses")

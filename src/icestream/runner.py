@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from icestream.catalogs import Catalog, catalog_for, spark_conf
+from icestream.catalogs import catalog_for, spark_conf
 from icestream.commit.committer import IcebergTables
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline as Config
@@ -21,7 +21,7 @@ from icestream.formats import format_for
 from icestream.observe.events import Bus, Event, Listener, RunFailed, RunStopped
 from icestream.observe.history import History
 from icestream.pipeline import Pipeline
-from icestream.sources import source_for
+from icestream.sources import Source, source_for
 from icestream.sources.planned import planner_failure
 from icestream.write.design import declared_design
 from icestream.write.table import Builder
@@ -43,6 +43,7 @@ class _Run:
 
     config: Config
     pipeline: Pipeline
+    source: Source
     scratch: Path
     query: "StreamingQuery | None" = None
     failure: BaseException | None = None
@@ -50,6 +51,12 @@ class _Run:
     refused: bool = False  # a batch came up after the stop and was sent away
     at_work: threading.Lock = field(default_factory=threading.Lock)
     drained: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the stream ended though nobody asked it to."""
+        query = self.query
+        return query is not None and not query.isActive and query.exception() is not None
 
     def handle(self, frame: "DataFrame", batch_id: int) -> None:
         """Spark's foreachBatch: one batch, or nothing at all once we are stopping."""
@@ -69,6 +76,7 @@ def run(
     bus: Bus,
     once: bool = False,
     seconds: float | None = None,
+    accept_loss: bool = False,
     progress: Callable[..., Any] | None = None,
 ) -> None:
     """Run until stopped, or until everything that is there is committed, or for a time."""
@@ -81,11 +89,14 @@ def run(
         settings.update({**spark_conf(catalog_for(config.catalog)), **config.spark})
     with stop_signals() as (stop, listen):
         state = Path(configs[0].state_location)
-        spark = session.start(configs[0].name, state, settings, progress)
+        sources = [source_for(config.source) for config in configs]
+        sets = [name for source in sources for name in source.jar_sets]
+        flags = [flag for source in sources for flag in source.java_options]
+        spark = session.start(configs[0].name, state, settings, sets, flags, progress)
         listen()
         threading.Thread(target=_warm_up, args=(spark,), daemon=True).start()
         try:
-            run_on(spark, configs, bus, once, seconds, stop)
+            run_on(spark, configs, bus, once, seconds, stop, accept_loss)
         finally:
             spark.stop()
 
@@ -126,6 +137,7 @@ def run_on(
     once: bool = False,
     seconds: float | None = None,
     stop: threading.Event | None = None,
+    accept_loss: bool = False,
 ) -> None:
     """Run pipelines on a session that somebody else owns."""
     stop = stop or threading.Event()
@@ -137,7 +149,7 @@ def run_on(
         try:
             for config in configs:
                 if not stop.is_set():
-                    runs.append(_start(spark, config, catalog_for(config.catalog), bus, once))
+                    runs.append(_start(spark, config, bus, once, accept_loss))
             reason = _wait(runs, stop, seconds)
         finally:
             # Asking all before waiting for any: each may be in the middle of a batch.
@@ -171,53 +183,67 @@ def _history(config: Config, stack: ExitStack) -> Listener:
     return listen
 
 
-def _start(spark: "SparkSession", config: Config, catalog: Catalog, bus: Bus, once: bool) -> _Run:
+def _start(spark: "SparkSession", config: Config, bus: Bus, once: bool, accept_loss: bool) -> _Run:
+    catalog = catalog_for(config.catalog)
     jvm: Any = spark.sparkContext._jvm
     jvm_catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
         catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
     )
     tables = IcebergTables(jvm, jvm_catalog, config.name)
     record_format = format_for(config.source.format)
+    source = source_for(config.source)
+    include = getattr(config.source, "include", ())
     pipeline = Pipeline(
         config=config,
-        source=source_for(config.source),
+        source=source,
         record_format=record_format,
         tables=tables,
         builder=Builder(jvm, jvm_catalog, tables),
-        design=lambda name, rule: declared_design(name, rule, record_format),
+        design=lambda name, rule: declared_design(name, rule, record_format, include),
         bus=bus,
     )
     folder = Path(config.state_location) / config.name / "runs"
     scratch = folder / pipeline.run_id
     scratch.mkdir(parents=True)
-    each = _Run(config, pipeline, scratch)
+    each = _Run(config, pipeline, source, scratch)
     once = once or config.commit_interval == "once"
     try:
-        frame = pipeline.open(spark, scratch, once)
+        frame = pipeline.open(spark, scratch, once, accept_loss)
         _sweep(folder, scratch)
         interval = config.commit_interval
         wait = 0.0 if once or not isinstance(interval, timedelta) else interval.total_seconds()
+        ends = once and source.ends_by_itself
         each.query = (
             frame.writeStream.queryName(f"icestream {config.name} {pipeline.run_id}")
             .foreachBatch(each.handle)
             .option("checkpointLocation", str(scratch / "checkpoint"))
-            .trigger(processingTime=f"{int(wait * 1000)} milliseconds")
+            .trigger(**_trigger(wait, ends))
             .start()
         )
     except BaseException as failure:
+        source.close()
         shutil.rmtree(scratch, ignore_errors=True)
         bus.emit(RunFailed(config.name, pipeline.run_id, str(failure), type(failure).__name__))
         raise
     if once:
-        threading.Thread(target=_drain, args=(each,), daemon=True).start()
+        threading.Thread(target=_drain, args=(each, ends), daemon=True).start()
     return each
 
 
-def _drain(each: _Run) -> None:
-    """`once`: wait until a look at the source finds nothing new."""
+def _trigger(seconds: float, ends: bool) -> dict[str, Any]:
+    if ends:
+        return {"availableNow": True}
+    return {"processingTime": f"{int(seconds * 1000)} milliseconds"}
+
+
+def _drain(each: _Run, ends: bool) -> None:
+    """`once`: wait for Spark's own end, or until a look at the source finds nothing new."""
     assert each.query is not None
     try:
-        each.query.processAllAvailable()
+        if ends:
+            each.query.awaitTermination()
+        else:
+            each.query.processAllAvailable()
     except Exception as failure:
         each.failure = each.failure or failure
     each.drained.set()
@@ -232,7 +258,7 @@ def _wait(runs: Sequence[_Run], stop: threading.Event, seconds: float | None) ->
                 return "time is up"
         if runs and all(each.drained.is_set() for each in runs):
             return "everything that was there is committed"
-        if any(each.query is not None and not each.query.isActive for each in runs):
+        if any(each.broken for each in runs):
             return "failed"
     return "stopped by a signal"
 
@@ -258,6 +284,7 @@ def _stop(each: _Run, bus: Bus, reason: str) -> None:
     else:
         error = _explained(each)
         bus.emit(RunFailed(name, run_id, str(error), type(error).__name__))
+    each.source.close()
     shutil.rmtree(each.scratch, ignore_errors=True)
 
 
@@ -270,6 +297,9 @@ def _explained(each: _Run) -> IcestreamError:
     if isinstance(planned, IcestreamError):
         each.failure = planned
         return planned
+    if isinstance(lost := each.pipeline.diagnose(), IcestreamError):
+        each.failure = lost
+        return lost
     logs = Path(each.config.state_location) / "logs"
     text = str(failure).strip().splitlines()
     first = text[0] if text else type(failure).__name__

@@ -50,7 +50,20 @@ METADATA_COLUMNS = (
     NestedField(4, "_src_timestamp", TimestamptzType()),
     NestedField(5, "_ingested_at", TimestamptzType()),
 )
-OUR_NAMES = frozenset(f.name for f in METADATA_COLUMNS) | {"_src_sequence", "_is_deleted"}
+# What `source.include` adds to them.
+INCLUDED_COLUMNS = {
+    "key": NestedField(6, "_src_key", BinaryType()),
+    "headers": NestedField(
+        7,
+        "_src_headers",
+        ListType(
+            8,
+            StructType(NestedField(9, "key", StringType()), NestedField(10, "value", BinaryType())),
+        ),
+    ),
+}
+METADATA_NAMES = frozenset(f.name for f in (*METADATA_COLUMNS, *INCLUDED_COLUMNS.values()))
+OUR_NAMES = METADATA_NAMES | {"_src_sequence", "_is_deleted"}
 
 QUARANTINE_SCHEMA = Schema(
     NestedField(1, "topic", StringType()),

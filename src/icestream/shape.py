@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from icestream.arrow import arrow_schema
 from icestream.formats import Decoded
-from icestream.schema import METADATA_COLUMNS, QUARANTINE_SCHEMA
+from icestream.schema import METADATA_NAMES, QUARANTINE_SCHEMA
 
 _QUARANTINE = arrow_schema(QUARANTINE_SCHEMA)
 _SOURCES = {
@@ -16,6 +16,8 @@ _SOURCES = {
     "_src_partition": "partition",
     "_src_offset": "offset",
     "_src_timestamp": "timestamp",
+    "_src_key": "key",
+    "_src_headers": "headers",
 }
 
 
@@ -52,13 +54,14 @@ def split(records: pa.RecordBatch, decoded: Decoded, shape: Shape, stage: str = 
 
 
 def _good(records: pa.RecordBatch, columns: pa.RecordBatch, shape: Shape) -> pa.RecordBatch:
-    ours = {f.name for f in METADATA_COLUMNS} if shape.metadata_columns else set()
+    ours = METADATA_NAMES if shape.metadata_columns else frozenset()
+    delivered = set(records.schema.names)
     have = set(columns.schema.names)
     out = []
     for field in shape.schema:
-        if field.name in ours and field.name in _SOURCES:
+        if field.name in ours and _SOURCES.get(field.name) in delivered:
             column = records.column(_SOURCES[field.name])
-        elif field.name in ours:
+        elif field.name in ours and field.name not in _SOURCES:
             column = _repeat(shape.ingested_at, len(records), field.type)
         elif field.name in have:
             column = columns.column(field.name)

@@ -12,6 +12,7 @@ from icestream.commit.marker import property_name
 from icestream.commit.protocol import Standing, standing
 from icestream.config.load import Loaded
 from icestream.observe import history
+from icestream.observe.events import PartitionState
 from icestream.route import Router
 
 _RATE_SECONDS = 300
@@ -27,7 +28,9 @@ class TableStatus:
     rows: int
     rows_per_s: float | None
     lag_records: int | None
+    lag_s: float | None  # age of the newest record that is in, where more are waiting
     freshness_s: float | None  # now minus the newest record time up to which the table is complete
+    latency_s: float | None  # the longest way from a record's timestamp to its commit, at the last
     last_commit: float | None
     commits: int
     data_files: int
@@ -35,6 +38,8 @@ class TableStatus:
     snapshots: int
     quarantined: int
     dropped: int
+    lost: tuple[str, ...] = ()  # ranges given up by `--accept-loss`
+    partitions: tuple[PartitionState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def _names(catalog: Any, router: Router) -> list[str]:
 def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableStatus:
     if table is None:
         return TableStatus(
-            name, False, "not created yet", 0, None, None, None, None, 0, 0, 0, 0, 0, 0
+            name, False, "not created yet", 0, None, None, None, None, None, None, 0, 0, 0, 0, 0, 0
         )
     document = json.loads(table.metadata.model_dump_json(by_alias=True))
     view = view_of(document, pipeline)
@@ -104,8 +109,10 @@ def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableSta
         note="" if stand is Standing.OURS else stand.value,
         rows=_number(notes, "total-records"),
         rows_per_s=_rate(commits, now),
-        lag_records=commits[-1]["backlog"] if commits else None,
+        lag_records=commits[-1]["lag_records"] if commits else None,
+        lag_s=commits[-1]["lag_seconds"] if commits else None,
         freshness_s=round(now - watermark / 1000, 1) if watermark else None,
+        latency_s=commits[-1]["latency_seconds"] if commits else None,
         last_commit=snapshot.timestamp_ms / 1000 if snapshot else None,
         commits=marker.sequence if marker else 0,
         data_files=_number(notes, "total-data-files"),
@@ -113,6 +120,10 @@ def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableSta
         snapshots=len(document.get("snapshots", ())),
         quarantined=marker.counts.quarantined if marker else 0,
         dropped=marker.counts.dropped if marker else 0,
+        lost=tuple(f"{loss.kind} {loss}" for loss in marker.losses) if marker else (),
+        partitions=tuple(
+            PartitionState(**each) for each in history.partitions(state, pipeline, name)
+        ),
     )
 
 

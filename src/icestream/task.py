@@ -18,7 +18,7 @@ from icestream.arrow import arrow_schema
 from icestream.errors import IcestreamError
 from icestream.formats import Decoded, Format
 from icestream.schema import (
-    METADATA_COLUMNS,
+    METADATA_NAMES,
     NewField,
     Rule,
     dump_new_fields,
@@ -74,12 +74,14 @@ class Report:
     new_fields: tuple[tuple[NewField, ...], ...] = ()
     offender: Offender | None = None
     wants_quarantine: bool = False
-    newest: Mapping[str, int] = field(default_factory=dict)  # topic/partition → newest, in µs
+    oldest: int | None = None  # timestamps of the records, in µs
+    newest: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
 
     def __add__(self, other: "Report") -> "Report":
         newest = dict(self.newest)
         for source, at in other.newest.items():
             newest[source] = max(at, newest.get(source, at))
+        times = [at for at in (self.oldest, other.oldest) if at is not None]
         return Report(
             self.read + other.read,
             self.landed + other.landed,
@@ -90,6 +92,7 @@ class Report:
             self.new_fields + other.new_fields,
             self.offender or other.offender,
             self.wants_quarantine or other.wants_quarantine,
+            min(times, default=None),
             newest,
         )
 
@@ -169,8 +172,7 @@ class _Desk:
         self._good: Stager | None = None
         self._bad: Stager | None = None
         schema = Schema.model_validate_json(table.target.schema_json)
-        ours = {column.name for column in METADATA_COLUMNS}
-        self._data = Schema(*(f for f in schema.fields if f.name not in ours))
+        self._data = Schema(*(f for f in schema.fields if f.name not in METADATA_NAMES))
         self._shape = Shape(
             arrow_schema(schema),
             job.pipeline,
@@ -185,7 +187,8 @@ class _Desk:
             self._look(records)
             return
         decoded = self._decode(records, self._data)
-        counted = Report(read=records.num_rows, newest=_newest(records))
+        oldest, newest = _times(records)
+        counted = Report(read=records.num_rows, oldest=oldest, newest=newest)
         if decoded.new_fields:
             self._report += replace(counted, new_fields=(decoded.new_fields,))
             return
@@ -258,11 +261,18 @@ def _above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch
     return records
 
 
-def _newest(records: pa.RecordBatch) -> dict[str, int]:
-    table = pa.table(records.select(["topic", "partition", "timestamp"]))
-    grouped = table.group_by(["topic", "partition"]).aggregate([("timestamp", "max")])
-    return {
-        f"{row['topic']}/{row['partition']}": int(row["timestamp_max"].timestamp() * 1e6)
-        for row in grouped.to_pylist()
-        if row["timestamp_max"] is not None
+def _times(records: pa.RecordBatch) -> tuple[int | None, dict[str, int]]:
+    """Of one topic's records: the oldest timestamp, and the newest of each partition."""
+    topic, partitions = records.column("topic")[0], records.column("partition")
+    times = records.column("timestamp").cast(pa.int64())
+    oldest, newest = pc.min_max(times).as_py().values()
+    if newest is None:
+        return None, {}
+    first, last = pc.min_max(partitions).as_py().values()
+    if first == last:  # the usual case: Kafka's partitions come one after the other
+        return oldest, {f"{topic}/{first}": newest}
+    table = pa.table({"partition": partitions, "at": times})
+    grouped = table.group_by("partition").aggregate([("at", "max")]).to_pylist()
+    return oldest, {
+        f"{topic}/{row['partition']}": row["at_max"] for row in grouped if row["at_max"] is not None
     }

@@ -186,6 +186,23 @@ def test_the_log_is_json_lines_when_asked(capsys):
     assert second.endswith('table_created pipeline=p table="shop.a b"')
 
 
+def test_the_log_for_people_leaves_the_partitions_out(capsys):
+    from icestream.cli.output import Log
+    from icestream.observe.events import LossAccepted, PartitionState, TableCommitted
+
+    many = tuple(PartitionState("orders", n, 5, 0, None) for n in range(1000))
+    facts = ("p", "shop.orders", "c", 1, 5, 0, 0, 1, 9, 0.1, 0.1, 1, 0.5, 2.5, 12, 0.5, many)
+    Log(as_json=False)(TableCommitted(*facts))
+    Log(as_json=False)(LossAccepted("p", "shop.orders", ("orders/0: 1 to 5 (4 records)",)))
+    first, second = capsys.readouterr().err.splitlines()
+    assert "partitions" not in first
+    assert "latency_seconds=2.5 lag_records=12 lag_seconds=0.5" in first
+    assert "loss_accepted pipeline=p table=shop.orders" in second
+    assert "orders/0: 1 to 5 (4 records)" in second
+    Log(as_json=True)(TableCommitted(*facts))
+    assert len(json.loads(capsys.readouterr().err)["partitions"]) == 1000
+
+
 def test_every_verb_has_help():
     runner = CliRunner()
     for name, command in cli.commands.items():

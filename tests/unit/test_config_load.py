@@ -329,6 +329,48 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         "maintenance.rewrite_data_files.min_input_files",
         "`min_input_files: 8`: expected Iceberg's spelling, such as `min-input-files`",
     ),
+    "no topics": (
+        _with("source", "{type: kafka, bootstrap_servers: 'x:1'}"),
+        4,
+        "source",
+        "`source`: exactly one of `topics` and `topic_pattern` is needed",
+    ),
+    "topics twice": (
+        _with("source", KAFKA[:-1] + ", topic_pattern: a}"),
+        4,
+        "source",
+        "`source`: exactly one of `topics` and `topic_pattern` is needed",
+    ),
+    "options say the brokers again": (
+        _with("source", KAFKA[:-1] + ", options: {kafka.bootstrap.servers: y}}"),
+        4,
+        'source.options["kafka.bootstrap.servers"]',
+        "`kafka.bootstrap.servers`: said twice: write it as `source.bootstrap_servers`",
+    ),
+    "options say the topics again": (
+        _with("source", KAFKA[:-1] + ", options: {subscribePattern: y}}"),
+        4,
+        "source.options.subscribePattern",
+        "`subscribePattern`: said twice: write it as `source.topic_pattern`",
+    ),
+    "options say the start again": (
+        _with("source", KAFKA[:-1] + ", options: {startingOffsets: y}}"),
+        4,
+        "source.options.startingOffsets",
+        "`startingOffsets`: said twice: write it as `source.start`",
+    ),
+    "a part that records do not have": (
+        _with("source", KAFKA[:-1] + ", include: [key, offset]}"),
+        4,
+        "source.include[1]",
+        "`include[1]: offset`: expected key or headers",
+    ),
+    "own column that is included": (
+        BASE + "    columns: {_src_key: binary}\n",
+        5,
+        "tables[0].columns._src_key",
+        "`_src_key: binary`: icestream writes this column itself",
+    ),
     "young orphans": (
         BASE + "maintenance: {remove_orphan_files: {older_than: 1h}}\n",
         5,
@@ -350,20 +392,11 @@ def test_one_readable_error(
 
 # Among not-built options: the line that says what is wrong is there as well.
 WRONG_AND_NOT_BUILT = {
-    _with("source", "{type: kafka, bootstrap_servers: 'x:1'}"): (
+    _with("source", "{type: kinesis, region: x}"): (
         "exactly one of `topics` and `topic_pattern` is needed"
     ),
-    _with("source", KAFKA[:-1] + ", topic_pattern: a}"): (
+    _with("source", "{type: pulsar, url: x, topics: [a], topic_pattern: a}"): (
         "exactly one of `topics` and `topic_pattern` is needed"
-    ),
-    _with("source", KAFKA[:-1] + ", options: {kafka.bootstrap.servers: y}}"): (
-        "said twice: write it as `source.bootstrap_servers`"
-    ),
-    _with("source", KAFKA[:-1] + ", options: {subscribePattern: y}}"): (
-        "said twice: write it as `source.topic_pattern`"
-    ),
-    _with("source", KAFKA[:-1] + ", options: {startingOffsets: y}}"): (
-        "said twice: write it as `source.start`"
     ),
     BASE + "    sequence_by: [x]\n": "only with `mode: upsert`",
     BASE + "    keys: [x]\n": "only with `mode: upsert`",
@@ -401,7 +434,6 @@ NOT_BUILT: dict[str, tuple[str, str]] = {
     **{
         f"source {kind}": (_with("source", f"{{type: {kind}, {keys}}}"), f"`type: {kind}`")
         for kind, keys in {
-            "kafka": "bootstrap_servers: x, topics: [a]",
             "kinesis": "region: x, topic_pattern: a",
             "pulsar": "url: x, topics: [a]",
             "postgres": "url: x, tables: [a.b], publication: p",

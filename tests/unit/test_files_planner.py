@@ -19,10 +19,11 @@ from icestream.config.model import Pipeline as Config
 from icestream.errors import Fenced, GaveUp, SetupError, SourceChanged
 from icestream.observe.events import Bus
 from icestream.pipeline import Pipeline
-from icestream.sources import Located, files, lines, planned
+from icestream.sources import Located, Losses, files, lines, planned
 from icestream.sources.files import FilesPlanner, FilesSource, LedgerLog
 from icestream.sources.ledger import Split
 from icestream.sources.lines import LineReader
+from icestream.write.design import Design
 
 
 @pytest.fixture(autouse=True)
@@ -582,7 +583,9 @@ class Tables:
         self.version, self.marker, self.lineage = 0, None, ()
 
     def load(self, name):
-        base = SimpleNamespace(version=self.version, document={"location": self.location})
+        schemas = {"schemas": [{"schema-id": 0, "fields": []}], "current-schema-id": 0}
+        document = {"location": self.location, **schemas}
+        base = SimpleNamespace(version=self.version, document=document)
         return TableView("u", self.marker, self.lineage, self.version, 0, base)
 
     def commit(self, name, base, marker, before, work):
@@ -612,7 +615,7 @@ def start(tmp_path, folder, tables, scratch):
     config = Config.model_validate(facts, context={"folder": str(tmp_path)})
     one = FilesSource(config.source)
     builder = SimpleNamespace(create=lambda design: False)
-    run = Pipeline(config, one, None, tables, builder, lambda name, rule: None, Bus())
+    run = Pipeline(config, one, None, tables, builder, lambda name, rule: Design(name), Bus())
     caught = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(landing, "_pause", lambda attempt: attempt < 5)
@@ -686,12 +689,12 @@ def test_the_rest_of_a_file_is_logged_once(tmp_path, folder):
 # ── small things ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_backlog_counts_lines(tmp_path, folder):
+def test_the_lag_counts_lines(tmp_path, folder):
     for number, count in enumerate((2, 3, 4)):
         put(folder, f"f{number}", *map(str, range(count)), at=100 + number)
     run = Run(tmp_path, folder, {"t": (-1, {})})
     run.batch()
-    assert [run.source.backlog(at(count)) for count in range(4)] == [9, 7, 4, 0]
+    assert [run.source.lag(at(count)) for count in range(4)] == [at(n) for n in (9, 7, 4, 0)]
 
 
 def test_a_sample_reads_without_taking(folder):
@@ -716,7 +719,8 @@ def test_a_folder_that_is_not_there(tmp_path):
 def test_one_ledger_covers_all_paths(folder):
     one = source(folder)
     assert {one.stream_of(path) for path in ("a", "b/c")} == one.shared_streams
-    assert one.stream_ids() == {}
+    assert one.stream_ids(one.shared_streams) == {}
+    assert one.losses(at(5), {}) == Losses()
     assert one.known_topics() == ()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from icestream.commit.marker import Marker
 from icestream.commit.protocol import Range
 from icestream.records import RECORDS
-from icestream.sources import Located, generator, planned
+from icestream.sources import Located, Losses, generator, planned
 from icestream.sources.generator import (
     GeneratorSource,
     ShopPlanner,
@@ -270,19 +270,20 @@ def test_a_new_table_begins_at_the_beginning():
     one = source()
     start = one.resolve("earliest")
     assert start.positions == {"page_events": {0: 0}, "order_changes": {0: 0}}
-    assert start.stream_ids == one.stream_ids()
+    assert start.stream_ids == one.stream_ids(TOPICS)
+    assert set(start.stream_ids) == set(TOPICS)
 
 
 def test_the_clock_of_the_first_run_goes_on():
     first = source()
     first._began_ms = BEGAN
-    mark = Marker("p", 1, "r", "c", None, 1, "u", 1, stream_ids=first.stream_ids())
+    mark = Marker("p", 1, "r", "c", None, 1, "u", 1, stream_ids=first.stream_ids(TOPICS))
     second = source()
     second.recall([Located(mark, "somewhere")])
-    assert second.stream_ids() == first.stream_ids()
+    assert second.stream_ids(TOPICS) == first.stream_ids(TOPICS)
     other = source(seed=8)
     other.recall([Located(mark, "somewhere")])
-    assert other.stream_ids() != first.stream_ids()  # seen as another stream
+    assert other.stream_ids(TOPICS) != first.stream_ids(TOPICS)  # seen as another stream
 
 
 def test_open_hands_everything_to_the_planner(monkeypatch, tmp_path):
@@ -304,9 +305,12 @@ def test_small_answers():
     assert one.stream_of("page_events") == "page_events"
     assert one.record_floors(span, {"order_changes": {0: 3}}) == {"order_changes": {0: 3}}
     assert one.keep({}, "", "c", {}) == {}
-    assert one.backlog({"page_events": {0: 70}, "order_changes": {0: 15}}) == 15
-    assert one.backlog({"page_events": {0: 900}}) == 0
-    assert source(rows=None).backlog({}) == 0
+    both = {"page_events": {0: 70}, "order_changes": {0: 15}}
+    assert one.lag(both) == {"page_events": {0: 10}, "order_changes": {0: 5}}
+    assert one.lag({"page_events": {0: 900}}) == {"page_events": {0: 0}}
+    assert source(rows=None).lag(both) == {}  # without an end and a rate nothing is ever due
+    assert set(one.stream_ids(["page_events"])) == {"page_events"}
+    assert one.losses(both, one.stream_ids(TOPICS)) == Losses()
     assert one.known_topics() == TOPICS
     assert [len(each) for each in one.sample(8)] == [4, 4]
 

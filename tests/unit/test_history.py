@@ -1,5 +1,6 @@
 """History: events are stored and read back, old ones go, and nobody depends on the file."""
 
+import json
 import sqlite3
 import threading
 import time
@@ -8,14 +9,17 @@ import pytest
 
 from icestream.observe import history
 from icestream.observe.events import (
+    BatchPlanned,
     Bus,
+    LossAccepted,
+    PartitionState,
     RunFailed,
     RunStarted,
     RunStopped,
     TableCommitted,
     TableCreated,
 )
-from icestream.observe.history import History, commits, last_run
+from icestream.observe.history import History, commits, last_run, partitions
 
 
 def committed(table="shop.orders", landed=5, pipeline="shop", **facts):
@@ -30,8 +34,10 @@ def committed(table="shop.orders", landed=5, pipeline="shop", **facts):
         "commit_seconds": 0.1,
         "attempts": 1,
         "freshness_seconds": None,
-        "backlog": 0,
-        "positions": {"orders": {0: 5}},
+        "latency_seconds": 2.5,
+        "lag_records": 7,
+        "lag_seconds": 0.5,
+        "partitions": (PartitionState("orders", 0, 5, 7, 0.5),),
     }
     return TableCommitted(pipeline, table, landed=landed, **{**known, **facts})
 
@@ -53,8 +59,9 @@ def test_commits_come_back_oldest_first(store, tmp_path):
     found = commits(tmp_path / "state", "shop", "shop.orders", began - 1)
     assert [each["landed"] for each in found] == [1, 2, 3]
     assert all(began - 1 <= each["at"] <= time.time() for each in found)
-    assert found[0]["positions"] == {"orders": {"0": 5}}
     assert found[0]["freshness_seconds"] is None
+    assert (found[0]["lag_records"], found[0]["lag_seconds"]) == (7, 0.5)
+    assert found[0]["latency_seconds"] == 2.5
     assert commits(tmp_path / "state", "shop", "shop.orders", time.time() + 1) == []
 
 
@@ -75,6 +82,7 @@ def test_the_last_word_on_a_run(store, tmp_path):
 def test_no_file_no_history(tmp_path):
     assert commits(tmp_path / "nowhere", "shop", "t", 0) == []
     assert last_run(tmp_path / "nowhere", "shop") is None
+    assert partitions(tmp_path / "nowhere", "shop", "t") == []
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -110,6 +118,107 @@ def test_old_entries_go(tmp_path, monkeypatch):
     assert [each["landed"] for each in commits(tmp_path, "shop", "shop.orders", 0)] == [29, 0]
 
 
+def stored(folder):
+    """Kind and table of every event in the file, oldest first."""
+    with history._reading(folder) as database:
+        return database.execute("SELECT kind, subject FROM events ORDER BY id").fetchall()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Ten events are kept, and every fifth looks whether there are more."""
+    monkeypatch.setattr(history, "_KEEP_EVENTS", 10)
+    monkeypatch.setattr(history, "_PRUNE_EVERY", 5)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_number_of_events_is_bounded_while_it_runs(store, tmp_path):
+    for landed in range(103):
+        store(committed(landed=landed))
+        found = [each["landed"] for each in commits(tmp_path / "state", "shop", "shop.orders", 0)]
+        assert len(found) < 10 + 5
+        assert found == list(range(landed + 1))[-len(found) :]  # always the newest
+    assert len(found) >= 10
+
+
+@pytest.mark.usefixtures("small")
+def test_the_number_of_events_is_bounded_over_many_short_runs(tmp_path):
+    for _ in range(40):
+        opened = History(tmp_path)
+        opened(committed())
+        opened.close()
+    assert len(stored(tmp_path)) == 11
+
+
+@pytest.mark.usefixtures("small")
+def test_the_bound_is_for_all_pipelines_of_a_folder(tmp_path):
+    one, two = History(tmp_path), History(tmp_path)
+    for _ in range(20):
+        one(committed(pipeline="one"))
+        two(committed(pipeline="two"))
+    one.close()
+    two.close()
+    assert len(stored(tmp_path)) < 10 + 2 * 5
+
+
+def test_old_entries_go_while_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(history, "_PRUNE_EVERY", 3)
+    now = time.time()
+    opened = History(tmp_path)
+    for days in (40, 31, 0):
+        monkeypatch.setattr(history.time, "time", lambda days=days: now - days * 86400)
+        opened(committed(landed=days))
+    opened.close()
+    assert [each["landed"] for each in commits(tmp_path, "shop", "shop.orders", 0)] == [0]
+
+
+def test_a_planned_batch_is_not_stored(store, tmp_path):
+    store(TableCreated("shop", "shop.orders"))
+    store(BatchPlanned("shop", 1, {"shop.orders": "commit"}))
+    store(LossAccepted("shop", "shop.orders", ("orders/0: 1 to 5",)))
+    assert stored(tmp_path / "state") == [
+        ("table_created", "shop.orders"),
+        ("loss_accepted", "shop.orders"),
+    ]
+
+
+# ── partitions ──────────────────────────────────────────────────────────────────────────────────
+
+
+def states(*positions):
+    return tuple(PartitionState("orders", n, at, n, None) for n, at in enumerate(positions))
+
+
+def test_partitions_stand_as_at_the_last_commit(store, tmp_path):
+    for positions in ((1, 1, 1), (5, 1, 1), (9, 3)):  # fewer: the topic was created again
+        store(committed(partitions=states(*positions)))
+    store(committed(table="shop.other", partitions=states(4)))
+    store(committed(pipeline="another", partitions=states(8)))
+    found = partitions(tmp_path / "state", "shop", "shop.orders")
+    assert tuple(PartitionState(**each) for each in found) == states(9, 3)
+    assert [each["position"] for each in partitions(tmp_path / "state", "shop", "shop.other")] == [
+        4
+    ]
+    assert partitions(tmp_path / "state", "shop", "shop.none") == []
+
+
+def test_partitions_are_stored_once_however_many_commits_there_are(store, tmp_path):
+    many = tuple(PartitionState("orders", n, 0, 0, 1.5) for n in range(2000))
+    for _ in range(20):
+        store(committed(partitions=many))
+    with history._reading(tmp_path / "state") as database:
+        assert database.execute("SELECT count(*) FROM partitions").fetchone() == (1,)
+        (longest,) = database.execute("SELECT max(length(facts)) FROM events").fetchone()
+    assert longest < 1000
+    assert all("partitions" not in e for e in commits(tmp_path / "state", "shop", "shop.orders", 0))
+
+
+def test_a_commit_without_partitions_leaves_the_last_word(store, tmp_path):
+    store(committed(partitions=states(5)))
+    store(committed(partitions=()))
+    assert len(partitions(tmp_path / "state", "shop", "shop.orders")) == 1
+
+
 def test_reading_never_writes(tmp_path):
     History(tmp_path).close()
     with history._reading(tmp_path) as database, pytest.raises(sqlite3.OperationalError):
@@ -139,4 +248,12 @@ def test_a_bus_tells_everyone_in_order():
 
 def test_the_kind_of_an_event_is_its_name():
     assert committed().kind == "table_committed"
+    assert LossAccepted("p", "t", ()).kind == "loss_accepted"
     assert RunStopped("p", "r", "x").facts() == {"pipeline": "p", "run_id": "r", "reason": "x"}
+
+
+def test_the_facts_of_a_commit_are_plain():
+    facts = committed(partitions=states(5, 6)).facts()
+    assert [each["position"] for each in facts["partitions"]] == [5, 6]
+    assert json.loads(json.dumps(facts)) == facts
+    assert (facts["table"], facts["landed"], facts["pipeline"]) == ("shop.orders", 5, "shop")

@@ -1,17 +1,26 @@
 """The marker: what is written into a table comes back the same, and says only what moved."""
 
 import json
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.commit.marker import Counts, Marker, property_name, summary
+from icestream.commit.marker import Counts, Loss, LossKind, Marker, property_name, summary
 from icestream.errors import Replaced
 
 NAMES = st.text(max_size=12)
 POSITIONS = st.dictionaries(
     NAMES, st.dictionaries(st.integers(0, 9), st.integers(0, 2**63 - 1), max_size=3), max_size=3
+)
+LOSSES = st.builds(
+    Loss,
+    kind=st.sampled_from(get_args(LossKind)),
+    stream=NAMES,
+    partition=st.integers(0, 9),
+    start=st.integers(0, 2**63 - 1),
+    stop=st.none() | st.integers(0, 2**63 - 1),
 )
 MARKERS = st.builds(
     Marker,
@@ -28,6 +37,7 @@ MARKERS = st.builds(
     counts=st.builds(Counts, st.integers(0), st.integers(0), st.integers(0)),
     watermark_ms=st.none() | st.integers(),
     details=st.dictionaries(NAMES, NAMES, max_size=2),
+    losses=st.lists(LOSSES, max_size=3).map(tuple),
 )
 
 
@@ -70,6 +80,24 @@ def test_a_version_that_we_do_not_know_is_refused(version):
     raw = {**json.loads(marker().to_json()), "version": version}
     with pytest.raises(Replaced, match="version"):
         Marker.from_json(json.dumps(raw))
+
+
+def test_a_marker_from_before_losses_were_written_down():
+    raw = json.loads(marker(positions={"orders": {0: 5}}).to_json())
+    assert raw.pop("losses") == []
+    restored = Marker.from_json(json.dumps(raw))
+    assert restored.losses == ()
+    assert restored.positions == {"orders": {0: 5}}
+
+
+def test_losses_keep_their_order():
+    lost = (Loss("retention", "b", 1, 5, 9), Loss("deleted", "a", 0, 7, None))
+    assert Marker.from_json(marker(losses=lost).to_json()).losses == lost
+
+
+def test_a_loss_for_people():
+    assert str(Loss("retention", "shop.orders", 3, 5, 9)) == "shop.orders/3: 5 to 9 (4 records)"
+    assert str(Loss("recreated", "orders", 0, 5, None)) == "orders/0: 5 to the end"
 
 
 def test_counts_add_up():

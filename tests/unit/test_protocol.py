@@ -12,19 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream import landing
-from icestream.commit.marker import Counts, Marker
+from icestream.commit.marker import Counts, Loss, Marker
 from icestream.commit.protocol import (
     Ancestor,
     Claim,
     CommitFailed,
     Missing,
     Outcome,
+    Plan,
     Range,
     Standing,
     TableView,
     Verdict,
     advanced,
     claimed,
+    forgiven,
     furthest,
     may_claim,
     nearest,
@@ -36,10 +38,11 @@ from icestream.commit.protocol import (
     trim_only,
 )
 from icestream.errors import Fenced, GaveUp, Replaced, Unreachable
-from icestream.observe.events import Bus
-from icestream.sources import Start
+from icestream.observe.events import Bus, CommitRetried, LossAccepted
+from icestream.sources import Losses, Start
 
 CLAIM = Claim("shop", generation=2, run_id="me")
+ACCEPTED = Loss("retention", "earlier", 0, 3, 7)  # by an earlier run
 
 
 def marker(**facts):
@@ -57,6 +60,7 @@ def marker(**facts):
         "counts": Counts(10, 2, 1),
         "watermark_ms": 1000,
         "details": {"ledger": "list-1"},
+        "losses": (ACCEPTED,),
     }
     return Marker(**{**known, **facts})
 
@@ -340,6 +344,100 @@ def test_a_known_stream_keeps_its_identity():
         view(), batch((100, 50), (120, 60)), "c", Counts(), None, {}, {"orders": "id-2"}
     )
     assert after.stream_ids == {"orders": "id-1"}
+
+
+# ── accepted losses ─────────────────────────────────────────────────────────────────────────────
+
+SEVERAL = {
+    "positions": {"orders": {0: 100, 1: 50}, "users": {0: 7}},
+    "stream_ids": {"orders": "id-1", "users": "id-2"},
+}
+# name → (losses, resume, stream ids, positions then, stream ids then)
+FORGIVEN = {
+    "retention": (
+        [Loss("retention", "orders", 1, 50, 60)],
+        {"orders": {0: 100, 1: 60}},
+        {"orders": "id-1"},
+        {"orders": {0: 100, 1: 60}, "users": {0: 7}},
+        {"orders": "id-1", "users": "id-2"},
+    ),
+    "truncated: the only time that a position moves back": (
+        [Loss("truncated", "orders", 0, 80, 100)],
+        {"orders": {0: 80, 1: 50}},
+        {"orders": "id-1"},
+        {"orders": {0: 80, 1: 50}, "users": {0: 7}},
+        {"orders": "id-1", "users": "id-2"},
+    ),
+    "recreated: another id, and other partitions": (
+        [Loss("recreated", "orders", n, at, None) for n, at in ((0, 100), (1, 50))],
+        {"orders": {0: 0}},
+        {"orders": "id-9"},
+        {"orders": {0: 0}, "users": {0: 7}},
+        {"orders": "id-9", "users": "id-2"},
+    ),
+    "recreated, and the new id is not known": (
+        [Loss("recreated", "orders", n, at, None) for n, at in ((0, 100), (1, 50))],
+        {"orders": {0: 0}},
+        {},
+        {"orders": {0: 0}, "users": {0: 7}},
+        {"users": "id-2"},
+    ),
+    "deleted: forgotten": (
+        [Loss("deleted", "orders", n, at, None) for n, at in ((0, 100), (1, 50))],
+        {},
+        {},
+        {"users": {0: 7}},
+        {"users": "id-2"},
+    ),
+    "two streams at once": (
+        [Loss("deleted", "users", 0, 7, None), Loss("retention", "orders", 1, 50, 60)],
+        {"orders": {0: 100, 1: 60}},
+        {"orders": "id-1"},
+        {"orders": {0: 100, 1: 60}},
+        {"orders": "id-1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORGIVEN)
+def test_the_marker_after_accepted_losses(case):
+    lost, resume, ids, positions, stream_ids = FORGIVEN[case]
+    old = marker(**SEVERAL)
+    after = forgiven(view(old, last_sequence=9), "c", iter(lost), resume, ids)
+    assert after == replace(
+        old,
+        commit_id="c",
+        previous_commit_id="own",
+        sequence=5,
+        snapshot_sequence=10,
+        positions=positions,
+        stream_ids=stream_ids,
+        losses=(ACCEPTED, *lost),
+    )
+    assert Marker.from_json(after.to_json()) == after
+
+
+def test_a_batch_goes_on_behind_an_accepted_loss():
+    """Without the loss in the marker the same batch is refused."""
+    rows = batch((100, 60), (120, 70))
+    ids = {"orders": "id-1"}
+    assert plan(view(), CLAIM, rows, {}, ids).verdict is Verdict.GAP
+    lost = [Loss("retention", "orders", 1, 50, 60)]
+    after = forgiven(view(), "own", lost, {"orders": {0: 100, 1: 60}}, ids)
+    assert plan(view(after), CLAIM, rows, {}, ids) == Plan(
+        Verdict.COMMIT, {"orders": {0: 100, 1: 60}}
+    )
+
+
+def test_a_new_topic_of_the_name_begins_where_an_accepted_loss_says():
+    rows = Range({"orders": {0: 0}}, {"orders": {0: 5}})
+    ids = {"orders": "id-9"}
+    assert plan(view(), CLAIM, rows, {}, ids).verdict is Verdict.INCARNATION
+    lost = [Loss("recreated", "orders", 0, 100, None), Loss("recreated", "orders", 1, 50, None)]
+    after = forgiven(view(), "own", lost, {"orders": {0: 0}}, ids)
+    assert plan(view(after), CLAIM, rows, {}, ids) == Plan(Verdict.COMMIT, {"orders": {0: 0}})
+    gone = forgiven(view(), "own", [Loss("deleted", "orders", 0, 100, None)], {}, {})
+    assert plan(view(gone), CLAIM, rows, {}, ids) == Plan(Verdict.COMMIT, {"orders": {0: 0}})
 
 
 POSITIONS = st.dictionaries(
@@ -704,6 +802,47 @@ def test_a_claim_never_takes_back_what_the_run_before_it_still_committed(at_once
     assert now.marker.counts == Counts(3)
     if now.marker.generation == 3:
         assert now.marker.previous_commit_id == "mine"
+
+
+# ── losses, as a run writes them down ───────────────────────────────────────────────────────────
+
+LOST = Losses(
+    (Loss("retention", "orders", 0, 0, 5), Loss("deleted", "gone", 1, 2, None)),
+    {"orders": {0: 5}},
+    {"orders": "id-1"},
+)
+
+
+@pytest.mark.parametrize("case", ["yes", "landed, answer lost", "a foreign writer was faster"])
+def test_losses_are_written_down_once_and_told(at_once, case):
+    fates = {"yes": [], "landed, answer lost": ["lost"], "a foreign writer was faster": [foreign]}
+    catalog, planned, _ = begun()
+    catalog.fates = fates[case]
+    bus, heard = Bus(), []
+    bus.join(heard.append)
+    after = landing.Landing(catalog, NoKeeping(), bus, CLAIM).forgive("t", planned, LOST)
+    assert after == catalog.load("t")
+    assert after.marker.losses == LOST.lost
+    assert after.marker.positions == {"orders": {0: 5}}
+    assert after.marker.stream_ids == {"orders": "id-1"}
+    assert after.marker.sequence == planned.marker.sequence + 1
+    assert heard[-1] == LossAccepted(
+        "shop", "t", ("orders/0: 0 to 5 (5 records)", "gone/1: 2 to the end")
+    )
+    assert [type(each) for each in heard[:-1]] == ([] if case == "yes" else [CommitRetried])
+    taken = take(catalog, "t", after, Claim("shop", 3, "next"))  # the next start still knows
+    assert taken.marker.losses == LOST.lost
+
+
+def test_who_lost_the_table_accepts_nothing_for_it(at_once):
+    catalog, planned, _ = begun()
+    catalog.fates = [newer]
+    bus, heard = Bus(), []
+    bus.join(heard.append)
+    with pytest.raises(Fenced):
+        landing.Landing(catalog, NoKeeping(), bus, CLAIM).forgive("t", planned, LOST)
+    assert catalog.load("t").marker.losses == ()
+    assert not any(isinstance(each, LossAccepted) for each in heard)
 
 
 # ── the simulator: two writers, any interleaving, any fate ──────────────────────────────────────

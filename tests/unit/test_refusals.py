@@ -1,13 +1,14 @@
 """What people are told: the right error, its exit code, what was seen, and what to do next."""
 
 import pickle
+from typing import get_args
 
 import pytest
 
 from icestream import errors
-from icestream.commit.marker import Marker
+from icestream.commit.marker import Loss, LossKind, Marker
 from icestream.commit.protocol import Missing, Outcome, TableView, Verdict
-from icestream.refusals import refusal
+from icestream.refusals import loss_refusal, refusal
 
 MARKER = Marker("shop", 4, "run", "commit-9", None, 1, "u", 1)
 VIEW = TableView("u", MARKER, (), 1, 0)
@@ -58,3 +59,73 @@ def test_errors_cross_processes_whole():
     assert (type(again), again.what, again.where, again.hint) == (
         errors.Gap, made.what, made.where, made.hint,
     )  # fmt: skip
+
+
+# ── losses ──────────────────────────────────────────────────────────────────────────────────────
+
+LOSSES = {
+    "retention": (errors.Gap, "the topic's retention removed records before we read them"),
+    "truncated": (
+        errors.Truncated,
+        "the topic's log ends before our position: the brokers lost records that we have",
+    ),
+    "recreated": (
+        errors.Incarnation,
+        "its topic was deleted and created again: its offsets mean other records now",
+    ),
+    "deleted": (errors.Incarnation, "its topic was deleted"),
+}
+
+
+def lost(kind, partition=0, start=5):
+    stop = start + 4 if kind in ("retention", "truncated") else None
+    return Loss(kind, "orders", partition, start, stop)
+
+
+def test_every_kind_of_loss_has_a_text():
+    assert set(get_args(LossKind)) == set(LOSSES)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_each_loss_has_its_error(kind):
+    error, what = LOSSES[kind]
+    made = loss_refusal("shop.orders", [lost(kind), lost(kind, 7, 0)])
+    assert type(made) is error
+    assert made.exit_code == 1
+    assert made.what == f"table `shop.orders`: {what}"
+    ranges = {
+        "retention": "orders/0: 5 to 9 (4 records); orders/7: 0 to 4 (4 records)",
+        "truncated": "orders/0: 5 to 9 (4 records); orders/7: 0 to 4 (4 records)",
+    }
+    assert made.where == "missing: " + ranges.get(
+        kind, "orders/0: 5 to the end; orders/7: 0 to the end"
+    )
+    assert "`icestream run --accept-loss`" in made.hint
+
+
+@pytest.mark.parametrize(
+    "kinds, speaks",
+    [
+        (("retention", "truncated"), "truncated"),
+        (("truncated", "recreated", "retention"), "recreated"),
+        (("retention", "recreated", "deleted", "truncated"), "deleted"),
+    ],
+)
+def test_the_gravest_loss_speaks(kinds, speaks):
+    made = loss_refusal("t", [lost(kind, number) for number, kind in enumerate(kinds)])
+    error, what = LOSSES[speaks]
+    assert (type(made), made.what) == (error, f"table `t`: {what}")
+    assert made.where == f"missing: {lost(speaks, kinds.index(speaks))}"
+
+
+@pytest.mark.parametrize("count, more", [(1, 0), (20, 0), (21, 1), (2000, 1980)])
+def test_long_lists_of_losses_are_cut(count, more):
+    made = loss_refusal("t", [lost("retention", number) for number in range(count)])
+    shown = made.where.split("; ")
+    assert len(shown) == min(count, 20) + bool(more)
+    assert shown[min(count, 20) - 1].endswith(f"orders/{min(count, 20) - 1}: 5 to 9 (4 records)")
+    assert (shown[-1] == f"and {more} more") == bool(more)
+
+
+def test_no_loss_is_a_bug_of_ours():
+    assert isinstance(loss_refusal("t", []), errors.InternalError)

@@ -5,12 +5,13 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
+from icestream.arrow import arrow_schema
 from icestream.formats import Decoded
 from icestream.records import RECORDS
-from icestream.schema import METADATA_COLUMNS, QUARANTINE_SCHEMA
+from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA
 from icestream.shape import Shape, split
 
 NOW = datetime(2024, 5, 1, tzinfo=UTC)
@@ -90,6 +91,58 @@ def test_clean_batches_are_not_copied() -> None:
     rows = decoded([None] * 3)
     out = split(batch(), rows, SHAPE)
     assert out.good.column("id").buffers()[1].address == rows.columns["id"].buffers()[1].address
+
+
+# ── `source.include` ────────────────────────────────────────────────────────────────────────────
+
+KEEPING = arrow_schema(
+    assign_fresh_schema_ids(Schema(DATA.fields[0], *METADATA_COLUMNS, *INCLUDED_COLUMNS.values()))
+)
+# As Spark's Kafka source delivers them.
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SENT = [
+    [{"key": "trace", "value": b"1"}, {"key": "trace", "value": None}],  # a key may come twice
+    None,
+    [],
+]
+
+
+def with_headers() -> pa.RecordBatch:
+    return batch().append_column("headers", pa.array(SENT, HEADERS))
+
+
+def test_keys_and_headers_are_kept() -> None:
+    records = with_headers()
+    at = RECORDS.get_field_index("key")
+    records = records.set_column(at, "key", pa.array([b"k0", None, b"\xff\x00"], pa.binary()))
+    out = split(records, decoded([None] * 3), Shape(KEEPING, "shop", NOW))
+    assert out.good.schema.equals(KEEPING, check_metadata=True)
+    assert out.good.column("_src_key").to_pylist() == [b"k0", None, b"\xff\x00"]
+    assert out.good.column("_src_headers").to_pylist() == SENT
+    assert out.good.column("_src_offset").to_pylist() == [7, 8, 9]
+    out.good.validate(full=True)
+
+
+def test_bad_rows_take_no_headers_along() -> None:
+    out = split(with_headers(), decoded(["why", None, "why"]), Shape(KEEPING, "shop", NOW))
+    assert out.good.column("_src_headers").to_pylist() == [None]
+    assert out.good.column("_src_key").to_pylist() == [b"k"]
+    want = schema_to_pyarrow(QUARANTINE_SCHEMA, include_field_ids=True)
+    assert out.bad.schema.equals(want, check_metadata=True)
+    assert out.bad.column("key").to_pylist() == [b"k", b"k"]
+
+
+def test_headers_that_are_no_longer_asked_for_are_null() -> None:
+    """The table has the column from before; `include` was taken out of the file since."""
+    out = split(batch(), decoded([None] * 3), Shape(KEEPING, "shop", NOW))
+    assert out.good.column("_src_headers").to_pylist() == [None] * 3
+    assert out.good.column("_src_key").to_pylist() == [b"k"] * 3
+    assert out.good.column("_ingested_at").to_pylist() == [NOW] * 3
+
+
+def test_headers_without_a_column_for_them_are_left_out() -> None:
+    out = split(with_headers(), decoded([None] * 3), SHAPE)
+    assert out.good.schema.equals(SHAPE.schema, check_metadata=True)
 
 
 def test_without_metadata_columns() -> None:

@@ -13,15 +13,18 @@ from icestream.commit.protocol import Range
 from icestream.errors import ConfigError, NotBuilt
 from icestream.plugins import plugin
 from icestream.records import RECORDS
-from icestream.sources import SOURCES, Located, source_for
+from icestream.sources import SOURCES, Located, Losses, source_for
+from icestream.spark import jars
 
 sources = pytest.mark.parametrize("name", sorted(SOURCES))
 catalogs = pytest.mark.parametrize("name", sorted(CATALOGS))
 
 
 @pytest.fixture
-def made(name, tmp_path):
+def made(name, tmp_path, cluster):
     """A source with some records to read."""
+    cluster.put("orders", p0=(5, 9), p1=(0, 3))
+    cluster.put("users", p0=(0, 0))
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
@@ -30,6 +33,10 @@ def made(name, tmp_path):
         "generator": {
             "topics": ("page_events", "order_changes"), "rows": 100, "rate": None, "seed": 1,
             "malformed": 0.0,
+        },
+        "kafka": {
+            "topics": ("orders", "users"), "topic_pattern": None, "bootstrap_servers": "nowhere:1",
+            "options": {}, "include": (),
         },
     }  # fmt: skip
     return source_for(SimpleNamespace(type=name, max_records_per_commit=10, **options[name]))
@@ -61,16 +68,62 @@ def test_a_start_is_explicit_and_can_be_stored_and_recalled(name, made, start, t
     again = Marker.from_json(stored.to_json())
     assert again == stored
     made.recall([Located(again, location)])
-    assert made.stream_ids() == resolved.stream_ids
-    assert made.backlog(resolved.positions) >= 0
+    assert made.stream_ids(resolved.positions) == resolved.stream_ids
     assert made.topics(Range(resolved.positions, resolved.positions)) is not None
+
+
+@sources
+def test_identities_are_of_the_streams_that_are_asked_for(name, made):
+    every = made.resolve("earliest").positions
+    known = made.stream_ids(every)
+    assert set(known) <= set(every)
+    for stream in every:
+        assert made.stream_ids([stream]) == {s: one for s, one in known.items() if s == stream}
+    assert made.stream_ids([]) == {}
+    assert made.stream_ids(every) == known  # and stay as long as the stream does
+
+
+@sources
+def test_nothing_is_lost_where_nothing_happened(name, made):
+    for start in ("earliest", "latest"):
+        resolved = made.resolve(start)
+        assert made.losses(resolved.positions, resolved.stream_ids) == Losses()
+    assert made.losses({}, {}) == Losses()
+
+
+@sources
+def test_lag_is_per_partition_of_what_was_reached(name, made):
+    reached = made.resolve("earliest").positions
+    lag = made.lag(reached)
+    assert set(lag) <= set(reached)
+    for stream, partitions in lag.items():
+        assert set(partitions) <= set(reached[stream])
+        assert all(isinstance(behind, int) and behind >= 0 for behind in partitions.values())
+
+
+@sources
+def test_it_says_what_the_jvm_needs(name, made):
+    assert set(made.jar_sets) <= set(jars.known_sets()) - set(jars.CORE)
+    assert all(option.startswith("-") and " " not in option for option in made.java_options)
+    assert isinstance(made.ends_by_itself, bool)
+    assert isinstance(made.shared_streams, frozenset)
+
+
+@sources
+def test_it_may_be_closed_at_any_time(name, made):
+    made.close()  # as a source that was only asked what it needs
+    made.check()
+    made.close()
+    made.close()
 
 
 @sources
 def test_its_reader_travels(name, made):
     data = pickle.dumps(made.reader)
     assert len(data) < 10_000
-    assert pickle.loads(data) == made.reader
+    again = pickle.loads(data)
+    assert type(again) is type(made.reader)
+    assert vars(again) == vars(made.reader)
 
 
 @catalogs
@@ -87,7 +140,7 @@ def test_a_catalog_opens_for_java_spark_and_python(name, tmp_path):
 
 
 def test_what_is_not_there_says_so():
-    with pytest.raises(NotBuilt, match="`source` of type `kafka` is not built yet"):
-        plugin("source", SOURCES, "kafka")
+    with pytest.raises(NotBuilt, match="`source` of type `kinesis` is not built yet"):
+        plugin("source", SOURCES, "kinesis")
     with pytest.raises(ConfigError, match="needs the package `no_such_package`"):
         plugin("format", {"odd": "no_such_package.odd:Odd"}, "odd")

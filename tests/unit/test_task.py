@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
 from icestream.errors import IcestreamError, SourceChanged
 from icestream.formats.json import JsonFormat
 from icestream.records import RECORDS
-from icestream.schema import METADATA_COLUMNS, QUARANTINE_SCHEMA, NewField
-from icestream.task import Offender, Report, StageTask, TableTask, _above
+from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA, NewField
+from icestream.task import Offender, Report, StageTask, TableTask, _above, _times
 from icestream.write.stage import StagedFile, StageTarget
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -345,6 +345,7 @@ def test_reports_travel_and_add_up():
         files=(file,),
         new_fields=((NewField(("a", "element"), "n", LongType()),),),
         offender=Offender("a", 0, 1, "no"),
+        oldest=2,
         newest={"a/0": 5, "b/0": 2},
     )
     other = Report(
@@ -354,6 +355,7 @@ def test_reports_travel_and_add_up():
         new_fields=((NewField((), "m", StringType()),),),
         offender=Offender("b", 0, 1, "no"),
         wants_quarantine=True,
+        oldest=1,
         newest={"a/0": 4, "c/0": 9},
     )
     assert Report.from_json(one.to_json()) == one
@@ -364,5 +366,92 @@ def test_reports_travel_and_add_up():
     assert both.new_fields == one.new_fields + other.new_fields
     assert both.offender == one.offender
     assert both.wants_quarantine
+    assert both.oldest == (other + one).oldest == 1
     assert both.newest == {"a/0": 5, "b/0": 2, "c/0": 9}
-    assert Report() + one == one
+    assert Report() + one == one + Report() == one
+
+
+# ── timestamps ──────────────────────────────────────────────────────────────────────────────────
+
+
+def timed(*rows):
+    """(partition, timestamp in µs) each, of one topic."""
+    return pa.RecordBatch.from_pylist(
+        [
+            {"topic": "shop.a", "partition": partition, "offset": n, "timestamp": at}
+            for n, (partition, at) in enumerate(rows)
+        ],
+        schema=RECORDS,
+    )
+
+
+TIMES = {
+    "one record": ([(3, 50)], 50, {"shop.a/3": 50}),
+    "one partition, in any order": ([(0, 50), (0, 90), (0, 20)], 20, {"shop.a/0": 90}),
+    "several partitions": (
+        [(0, 50), (1, 10), (0, 40), (2, 30), (1, 80)],
+        10,
+        {"shop.a/0": 50, "shop.a/1": 80, "shop.a/2": 30},
+    ),
+    "one partition, some null": ([(0, None), (0, 50), (0, None), (0, 20)], 20, {"shop.a/0": 50}),
+    "a partition without any": ([(0, 50), (1, None), (0, 20)], 20, {"shop.a/0": 50}),
+    "several partitions, some null": (
+        [(0, None), (0, 50), (1, 10), (1, None)],
+        10,
+        {"shop.a/0": 50, "shop.a/1": 10},
+    ),
+    "all null": ([(0, None), (1, None)], None, {}),
+    "before 1970, and at its first moment": (
+        [(0, -5), (1, 0)],
+        -5,
+        {"shop.a/0": -5, "shop.a/1": 0},
+    ),
+    "microseconds stay exact": (
+        [(0, 4_102_444_799_999_999), (1, BASE + 1)],
+        BASE + 1,
+        {"shop.a/0": 4_102_444_799_999_999, "shop.a/1": BASE + 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_times(case):
+    rows, oldest, newest = TIMES[case]
+    assert _times(timed(*rows)) == (oldest, newest)
+    zoned = pa.timestamp("us", "Europe/Berlin")  # Spark's session has its own idea
+    at = RECORDS.get_field_index("timestamp")
+    batch = timed(*rows)
+    moved = batch.set_column(at, pa.field("timestamp", zoned), batch.column(at).cast(zoned))
+    assert _times(moved) == (oldest, newest)
+
+
+def test_times_are_those_of_what_is_read_for_a_table(tmp_path):
+    """Below the floor nothing counts; what goes to quarantine does."""
+    of_a = [("a", 1, good(1)), ("a", 5, good(2)), ("a", 7, b"bad"), ("a", 6, good(3), 1)]
+    batch = records(*of_a, ("b", 9, good(4)))
+    tables = {
+        "t": table(tmp_path / "t", floors={"a": {0: 5}}),
+        "u": table(tmp_path / "u"),
+    }
+    found = reports(tables, batch, routes={"a": "t", "b": "u"})
+    assert found["t"].oldest == BASE + 5
+    assert found["t"].newest == {"a/0": BASE + 7, "a/1": BASE + 6}
+    assert (found["u"].oldest, found["u"].newest) == (BASE + 9, {"b/0": BASE + 9})
+
+
+def test_keys_and_headers_that_are_kept_come_from_the_records(tmp_path):
+    """`_src_key` is a column of ours: a field of that name in the data must not fill it."""
+    fields = [*DATA.fields, *INCLUDED_COLUMNS.values()]
+    kept = target(tmp_path / "data", assign_fresh_schema_ids(Schema(*fields)))
+    batch = records(("a", 0, good(1)), ("a", 1, {**good(2), "_src_key": "forged"}))
+    at = RECORDS.get_field_index("key")
+    batch = batch.set_column(at, "key", pa.array([b"real", b"other"], pa.binary()))
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    sent = [[{"key": "trace", "value": b"1"}], None]
+    batch = batch.append_column("headers", pa.array(sent, headers))
+    report = reports({"t": table(tmp_path, target=kept)}, batch)["t"]
+    assert rows(report.files, "id", "_src_key", "_src_headers") == [(1, b"real", sent[0])]
+    assert report.new_fields == ()
+    ((offset, error),) = rows(report.quarantine_files, "offset", "error")
+    assert offset == 1
+    assert "_src_key" in error

@@ -97,21 +97,27 @@ def preview(file: Path, rows: int, as_json: bool) -> None:
 @cli.command()
 @_FILES
 @click.option("--once", is_flag=True, help="Take what is there, commit, stop.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Give up records that the source has lost by now: record the ranges, go on behind them.",
+)
 @click.pass_obj
-def run(log_format: str, files: tuple[Path, ...], once: bool) -> None:
+def run(log_format: str, files: tuple[Path, ...], once: bool, accept_loss: bool) -> None:
     """Run one or several pipelines until stopped; Ctrl-C and SIGTERM stop at a commit."""
     from icestream.cli.watch import run_watched
     from icestream.config.load import load
 
     loaded = [load(file) for file in files or (Path("icestream.yml"),)]
-    run_watched(loaded, log_format, once=once)
+    run_watched(loaded, log_format, once=once, accept_loss=accept_loss)
 
 
 @cli.command()
 @_FILE
 @click.option("--watch", is_flag=True, help="Keep the picture up to date.")
+@click.option("--partitions", is_flag=True, help="Show each partition of the source, too.")
 @_JSON
-def status(file: Path, watch: bool, as_json: bool) -> None:
+def status(file: Path, watch: bool, partitions: bool, as_json: bool) -> None:
     """Say how each table stands; exit 1 when one is unhealthy."""
     from icestream.cli.show import show_status, watch_status
     from icestream.config.load import load
@@ -119,10 +125,10 @@ def status(file: Path, watch: bool, as_json: bool) -> None:
 
     loaded = load(file)
     if watch:
-        watch_status(lambda: pipeline_status(loaded))
+        watch_status(lambda: pipeline_status(loaded), partitions)
         return
     now = pipeline_status(loaded)
-    show_status(now, as_json)
+    show_status(now, as_json, partitions)
     if not now.healthy:
         sys.exit(1)
 

@@ -83,7 +83,7 @@ class Log:
         if self._json:
             click.echo(json.dumps({"at": at, "event": event.kind, **facts}, default=str), err=True)
             return
-        facts.pop("positions", None)
+        facts.pop("partitions", None)
         pairs = " ".join(f"{key}={_plain(value)}" for key, value in facts.items())
         click.echo(f"{at} {event.kind} {pairs}", err=True)
 
@@ -108,9 +108,9 @@ class LiveView:
             row["marks"] = [*row["marks"][-5:], (time.monotonic(), event.landed)]
         elif isinstance(event, TopicUnrouted):
             self._notes.append(f"topic `{event.topic}` matches no rule of `tables:`; left out")
-        elif event.kind in ("table_created", "schema_evolved", "commit_retried"):
+        elif event.kind in ("table_created", "schema_evolved", "commit_retried", "loss_accepted"):
             facts = event.facts()
-            told = facts.get("columns") or facts.get("reason")
+            told = facts.get("columns") or facts.get("reason") or facts.get("ranges")
             what = f"{event.kind.replace('_', ' ')}: {facts['table']}"
             self._notes.append(f"{what} {_plain(told)}" if told else what)
         elif event.kind == "run_started":
@@ -140,7 +140,7 @@ class LiveView:
                 name,
                 f"{row['rows']:,}",
                 f"{_rate(row['marks']):,.0f}",
-                f"{last.backlog:,}",
+                f"{last.lag_records:,}",
                 f"{row['bad']:,}",
                 f"{row['commits']:,}",
                 f"{time.monotonic() - row['marks'][-1][0]:.0f} s ago",

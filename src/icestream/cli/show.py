@@ -11,7 +11,7 @@ from icestream.cli import output
 from icestream.doctor import Check
 from icestream.preview import TablePreview
 from icestream.spark.jars import JarStatus
-from icestream.status import PipelineStatus
+from icestream.status import PipelineStatus, TableStatus
 
 
 def show_checks(checks: Sequence[Check], as_json: bool) -> None:
@@ -50,8 +50,8 @@ def show_jars(found: Sequence[JarStatus], as_json: bool) -> None:
     )
 
 
-def show_status(status: PipelineStatus, as_json: bool) -> None:
-    """A pipeline's tables."""
+def show_status(status: PipelineStatus, as_json: bool, partitions: bool = False) -> None:
+    """A pipeline's tables, and on request the partitions behind them."""
     if as_json:
         output.result_json(asdict(status))
         return
@@ -70,6 +70,7 @@ def show_status(status: PipelineStatus, as_json: bool) -> None:
             "rows",
             "rows/s",
             "lag",
+            "behind",
             "fresh",
             "last commit",
             "files",
@@ -83,6 +84,7 @@ def show_status(status: PipelineStatus, as_json: bool) -> None:
                 each.rows,
                 each.rows_per_s,
                 each.lag_records,
+                _age(each.lag_s) if each.lag_records else None,
                 _age(each.freshness_s),
                 _age(time.time() - each.last_commit if each.last_commit else None),
                 each.data_files,
@@ -93,15 +95,37 @@ def show_status(status: PipelineStatus, as_json: bool) -> None:
             for each in status.tables
         ],
     )
+    for each in status.tables:
+        for lost in each.lost:
+            output.result(f"{each.table}: given up by --accept-loss: {lost}")
+        if partitions and each.partitions:
+            _show_partitions(each)
 
 
-def watch_status(look: Callable[[], PipelineStatus]) -> None:
+def _show_partitions(table: TableStatus) -> None:
+    output.table(
+        ("stream", "partition", "position", "lag", "fresh at commit"),
+        [
+            (
+                each.stream,
+                each.partition,
+                each.position,
+                each.lag_records,
+                _age(each.freshness_seconds),
+            )
+            for each in table.partitions
+        ],
+        title=f"\n{table.table}",
+    )
+
+
+def watch_status(look: Callable[[], PipelineStatus], partitions: bool = False) -> None:
     """Show it again every two seconds until Ctrl-C."""
     try:
         while True:
             now = look()
             output.clear()
-            show_status(now, as_json=False)
+            show_status(now, as_json=False, partitions=partitions)
             time.sleep(2)
     except KeyboardInterrupt:
         return

@@ -1,6 +1,7 @@
 """`run` and `demo`: the runner with a live view on a terminal, and log lines elsewhere."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from icestream.cli import output
 from icestream.config.load import Loaded
@@ -8,23 +9,30 @@ from icestream.observe.events import Bus
 
 
 def run_watched(
-    loaded: Sequence[Loaded], log_format: str, once: bool = False, seconds: float | None = None
+    loaded: Sequence[Loaded],
+    log_format: str,
+    once: bool = False,
+    seconds: float | None = None,
+    accept_loss: bool = False,
 ) -> None:
     """Run pipelines and show what happens."""
     from icestream.runner import run
+    from icestream.sources import source_for
     from icestream.spark import jars
 
     for text in dict.fromkeys(text for each in loaded for text in each.warnings):
         output.warning(text)
+    sets = [name for each in loaded for name in source_for(each.pipeline.source).jar_sets]
     with output.jar_progress() as progress:
-        jars.ensure(progress=progress)
+        jars.ensure([*jars.CORE, *sets], progress=progress)
     bus = Bus()
+    begin = partial(run, loaded, bus, once=once, seconds=seconds, accept_loss=accept_loss)
     if output.is_terminal() and log_format == "text":
         view = output.LiveView()
         bus.join(view)
         output.note("starting Spark …")
         with view.shown():
-            run(loaded, bus, once=once, seconds=seconds)
+            begin()
     else:
         bus.join(output.Log(as_json=log_format == "json"))
-        run(loaded, bus, once=once, seconds=seconds)
+        begin()

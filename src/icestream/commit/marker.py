@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from icestream.errors import Replaced
 
@@ -11,6 +11,23 @@ from icestream.errors import Replaced
 Positions = Mapping[str, Mapping[int, int]]
 
 VERSION = 1
+
+LossKind = Literal["retention", "truncated", "recreated", "deleted"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Positions of one partition that the source can no longer give, and why."""
+
+    kind: LossKind
+    stream: str
+    partition: int
+    start: int
+    stop: int | None  # None: nobody can tell any more
+
+    def __str__(self) -> str:
+        upto = "the end" if self.stop is None else f"{self.stop} ({self.stop - self.start} records)"
+        return f"{self.stream}/{self.partition}: {self.start} to {upto}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,7 @@ class Marker:
     counts: Counts = Counts()
     watermark_ms: int | None = None
     details: Mapping[str, str] = field(default_factory=dict)  # the source's own, e.g. its ledger
+    losses: tuple[Loss, ...] = ()  # accepted by `--accept-loss`
 
     def to_json(self) -> str:
         """Compact JSON, the value of the table property."""
@@ -77,6 +95,7 @@ class Marker:
             for stream, partitions in raw["positions"].items()
         }
         raw["counts"] = Counts(**raw["counts"])
+        raw["losses"] = tuple(Loss(**each) for each in raw.get("losses", ()))
         return Marker(**raw)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from icestream.commit.marker import Counts, Marker, Positions
+from icestream.commit.marker import Counts, Loss, Marker, Positions
 from icestream.errors import Unreachable
 
 
@@ -169,6 +169,7 @@ def claimed(
         counts=old.counts if old else Counts(),
         watermark_ms=old.watermark_ms if old else None,
         details=old.details if old else details,
+        losses=old.losses if old else (),
     )
 
 
@@ -265,6 +266,30 @@ def advanced(
         counts=old.counts + counts,
         watermark_ms=max(marks, default=None),
         details={**old.details, **details},
+    )
+
+
+def forgiven(
+    view: TableView,
+    commit_id: str,
+    losses: Iterable[Loss],
+    resume: Positions,
+    stream_ids: Mapping[str, str],
+) -> Marker:
+    """The marker after accepted losses: their streams go on at `resume`, or are forgotten."""
+    old = view.marker
+    assert old is not None, "a table is claimed before its losses are looked at"
+    accepted = tuple(losses)
+    hurt = {loss.stream for loss in accepted}
+    return replace(
+        old,
+        commit_id=commit_id,
+        previous_commit_id=old.commit_id,
+        sequence=old.sequence + 1,
+        snapshot_sequence=view.last_sequence + 1,
+        positions={**{s: at for s, at in old.positions.items() if s not in hurt}, **resume},
+        stream_ids={**{s: i for s, i in old.stream_ids.items() if s not in hurt}, **stream_ids},
+        losses=(*old.losses, *accepted),
     )
 
 

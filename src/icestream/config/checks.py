@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from icestream.config import ddl
+from icestream.config import ddl, kafka
 from icestream.config.document import Loc, show_path
 from icestream.config.model import Pipeline
 from icestream.config.options.source import BrokerSource, FilesSource, KafkaSource
@@ -15,6 +15,7 @@ from icestream.config.route import PLACEHOLDER, QUARANTINE, TABLE_NAME, groups
 RESERVED_COLUMNS = ("_file", "_pos", "_partition", "_spec_id", "_deleted", "_row_id")
 OWN_COLUMNS = (
     "_src_topic", "_src_partition", "_src_offset", "_src_timestamp", "_ingested_at",
+    "_src_key", "_src_headers",
     "_src_sequence", "_is_deleted",
 )  # fmt: skip
 _UPSERT_ONLY = ("keys", "sequence_by", "deletes", "truncate", "apply_as_deletes")
@@ -22,14 +23,6 @@ _CATALOG_KEYS = {
     "warehouse": "catalog.warehouse", "uri": "catalog.uri", "type": "catalog.type",
     "catalog-impl": "catalog.type", "credential": "catalog.credential", "token": "catalog.token",
     "oauth2-server-uri": "catalog.oauth2_server_uri", "scope": "catalog.scope",
-}  # fmt: skip
-_KAFKA_OPTIONS = {
-    "kafka.bootstrap.servers": "source.bootstrap_servers",
-    "subscribe": "source.topics", "assign": "source.topics",
-    "subscribepattern": "source.topic_pattern",
-    "startingoffsets": "source.start", "startingtimestamp": "source.start",
-    "startingoffsetsbytimestamp": "source.start",
-    "maxoffsetspertrigger": "source.max_records_per_commit",
 }  # fmt: skip
 
 
@@ -56,7 +49,7 @@ def _twice(pipeline: Pipeline) -> Iterator[Problem]:
     yield from _said(pipeline.catalog.properties, ("catalog", "properties"), _CATALOG_KEYS)
     source = pipeline.source
     if isinstance(source, KafkaSource):
-        yield from _said(source.options, ("source", "options"), _KAFKA_OPTIONS)
+        yield from kafka.check(source.options)
     own = f"spark.sql.catalog.{pipeline.catalog.name}"
     for key in pipeline.spark:
         if key == own or key.startswith(f"{own}."):

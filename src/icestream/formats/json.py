@@ -1,7 +1,8 @@
 """JSON objects → typed columns.
 
-DuckDB takes objects apart into texts, one query per level of nesting; `casts` makes typed arrays of
-them. What is wrong with a row is noted under its number in the batch. The rules, one by one:
+Flat objects of the usual shapes are taken apart by `template`, all others by DuckDB, one query per
+level of nesting; `casts` makes typed arrays of the texts. What is wrong with a row is noted under
+its number in the batch. The rules, one by one:
 - A record is one JSON object. Trailing commas and NaN/Infinity pass; a BOM, comments, bytes after
   the object, lone surrogates, a null value and more than 100 levels of nesting make a bad row.
 - A key is matched by its exact name. Given twice it is a bad row, unless all but the first are null
@@ -26,12 +27,13 @@ from pyiceberg.types import (
     ListType,
     LongType,
     MapType,
+    NestedField,
     StringType,
     StructType,
 )
 
 from icestream.arrow import arrow_schema
-from icestream.formats import Decoded, casts, duck, jsonbytes, jsonkeys, reasons
+from icestream.formats import Decoded, casts, duck, jsonbytes, jsonkeys, reasons, template
 from icestream.formats.jsonbytes import Rows
 from icestream.formats.jsonkeys import Suspects
 from icestream.schema import Rule
@@ -58,9 +60,38 @@ class JsonFormat:
         dropped: frozenset[str] = frozenset(),
     ) -> Decoded:
         """Decode a batch; rows that are bad for any reason never bring new fields."""
+        texts, bad = casts.utf8(records.column("value"))
+        known = {f.name: f.field_type for f in target.fields}
+        taken, rest = template.take_apart(
+            texts, known, lambda name: rule == "ignore" or name in dropped
+        )
+        if not taken or len(rest) > len(texts) // 2:
+            return self._parse(records, texts, bad, target, rule, dropped)
+        parts = [_Batch(rule, dropped, len(each.rows)).plain(each.texts, target) for each in taken]
+        if len(rest):
+            left = pa.array(rest)
+            odd = {i: bad[row] for i, row in enumerate(rest.tolist()) if row in bad} if bad else {}
+            parsed = self._parse(records.take(left), texts.take(left), odd, target, rule, dropped)
+            parts.append(parsed)
+        elif len(parts) == 1:
+            return parts[0]
+        order = template.in_order([*(each.rows for each in taken), rest])
+        columns = pa.Table.from_batches([part.columns for part in parts]).take(order)
+        errors = pa.concat_arrays([part.errors for part in parts]).take(order)
+        return Decoded(columns.combine_chunks().to_batches()[0], errors, parts[-1].new_fields)
+
+    def _parse(
+        self,
+        records: pa.RecordBatch,
+        texts: pa.StringArray,
+        bad: Mapping[int, str],
+        target: Schema,
+        rule: Rule,
+        dropped: frozenset[str],
+    ) -> Decoded:
+        """Decode what no template fits, or everything."""
         arrow = arrow_schema(target)
         values = records.column("value")
-        texts, bad = casts.utf8(values)
         batch = _Batch(rule, dropped, len(values))
         batch.blame(batch.rows, bad)
         batch.blame(batch.rows, dict.fromkeys(jsonkeys.where(values.is_null()), "null value"))
@@ -134,13 +165,37 @@ class _Batch:
                 self.suspects.append(Suspects(plain, rows[odd], path))
         if not path:
             found = self.exact(texts, kind, found)
-        children = []
-        for f, values, out in zip(kind.fields, found, arrow, strict=False):
-            children.append(self.column(values, f.field_type, out.type, rows, (*path, f.name)))
-            if f.required and values.null_count > texts.null_count:
-                missing = jsonkeys.where(pc.and_(values.is_null(), texts.is_valid()))
-                self.blame(rows, dict.fromkeys(missing, _NULL), (*path, f.name))
-        return children
+        return [
+            self.member(f, values, out.type, texts.is_valid(), rows, path)
+            for f, values, out in zip(kind.fields, found, arrow, strict=False)
+        ]
+
+    def member(
+        self,
+        field: NestedField,
+        values: pa.StringArray,
+        arrow: pa.DataType,
+        present: pa.BooleanArray,
+        rows: Rows,
+        path: Path,
+    ) -> pa.Array:
+        """Turn the texts of one field into an array; `present` says which objects there are."""
+        path = (*path, field.name)
+        if field.required and values.null_count:
+            missing = jsonkeys.where(pc.and_(values.is_null(), present))
+            self.blame(rows, dict.fromkeys(missing, _NULL), path)
+        return self.column(values, field.field_type, arrow, rows, path)
+
+    def plain(self, texts: Mapping[str, pa.StringArray], target: Schema) -> Decoded:
+        """Give columns to texts that a template took apart; all their objects are there."""
+        arrow = arrow_schema(target)
+        none, present = pa.nulls(self.size, pa.string()), pa.repeat(True, self.size)
+        columns = [
+            self.member(f, texts.get(f.name, none), out.type, present, self.rows, ())
+            for f, out in zip(target.fields, arrow, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=arrow)
+        return Decoded(batch, reasons(self.errors, self.size))
 
     def lists(
         self, texts: pa.StringArray, kind: ListType, arrow: pa.DataType, rows: Rows, path: Path

@@ -1,10 +1,8 @@
 """Events: the facts of a run, emitted once and read by logs, progress, history and metrics."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from icestream.commit.marker import Positions
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,17 @@ class SchemaEvolved(Event):
 
 
 @dataclass(frozen=True)
+class PartitionState:
+    """How far a table has come in one partition of its source."""
+
+    stream: str
+    partition: int
+    position: int
+    lag_records: int | None
+    freshness_seconds: float | None  # of its newest record in the commit; None: it had none
+
+
+@dataclass(frozen=True)
 class TableCommitted(Event):
     """A batch's rows are in the table."""
 
@@ -83,8 +92,22 @@ class TableCommitted(Event):
     commit_seconds: float
     attempts: int
     freshness_seconds: float | None  # commit time minus the newest record's timestamp
-    backlog: int
-    positions: Positions = field(default_factory=dict)
+    latency_seconds: float | None  # commit time minus the oldest one's: the longest way of any
+    lag_records: int
+    lag_seconds: float  # since the newest record that is in, where more are waiting
+    partitions: tuple["PartitionState", ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """The fields by name; there may be thousands of partitions."""
+        return {**vars(self), "partitions": [vars(each) for each in self.partitions]}
+
+
+@dataclass(frozen=True)
+class LossAccepted(Event):
+    """Records that the source no longer has were given up, as `--accept-loss` asks."""
+
+    table: str
+    ranges: tuple[str, ...]
 
 
 @dataclass(frozen=True)

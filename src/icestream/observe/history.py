@@ -1,4 +1,8 @@
-"""History: events in a SQLite file under the state folder; deleting it loses no row."""
+"""History: events in a SQLite file under the state folder; deleting it loses no row.
+
+It has a fixed bound: the newest events of the last days, and of each table's partitions, of which
+there may be thousands, only how they stood at the last commit.
+"""
 
 import json
 import sqlite3
@@ -9,10 +13,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from icestream.observe.events import Event
+from icestream.observe.events import BatchPlanned, Event
 
 _FILE = "history.db"
 _KEEP_DAYS = 30
+_KEEP_EVENTS = 100_000  # of all pipelines in one state folder; some 50 MB
+_PRUNE_EVERY = 1_000
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
     id       INTEGER PRIMARY KEY,
@@ -23,6 +29,13 @@ CREATE TABLE IF NOT EXISTS events (
     facts    TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_subject ON events (pipeline, subject, kind, at);
+CREATE TABLE IF NOT EXISTS partitions (
+    pipeline TEXT NOT NULL,
+    subject  TEXT NOT NULL,
+    at       REAL NOT NULL,
+    facts    TEXT NOT NULL,
+    PRIMARY KEY (pipeline, subject)
+);
 """
 
 
@@ -37,18 +50,36 @@ class History:
         )
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.executescript(_SCHEMA)
-        oldest = time.time() - _KEEP_DAYS * 86400
-        self._database.execute("DELETE FROM events WHERE at < ?", (oldest,))
+        self._database.execute("PRAGMA synchronous=OFF")  # derived data: no commit waits for it
+        self._stored = 0
+        self._prune()
 
     def __call__(self, event: Event) -> None:
         """Store one event."""
+        if isinstance(event, BatchPlanned):
+            return  # the commit that follows says more
         facts = event.facts()
-        row = (time.time(), event.pipeline, event.kind, facts.get("table"), json.dumps(facts))
+        now, table = time.time(), facts.get("table")
+        partitions = facts.pop("partitions", None)
         with self._lock:
             self._database.execute(
                 "INSERT INTO events (at, pipeline, kind, subject, facts) VALUES (?, ?, ?, ?, ?)",
-                row,
+                (now, event.pipeline, event.kind, table, json.dumps(facts)),
             )
+            if partitions:
+                self._database.execute(
+                    "INSERT OR REPLACE INTO partitions VALUES (?, ?, ?, ?)",
+                    (event.pipeline, table, now, json.dumps(partitions)),
+                )
+            self._stored += 1
+            if self._stored % _PRUNE_EVERY == 0:
+                self._prune()
+
+    def _prune(self) -> None:
+        self._database.execute(
+            "DELETE FROM events WHERE at < ? OR id <= (SELECT max(id) FROM events) - ?",
+            (time.time() - _KEEP_DAYS * 86400, _KEEP_EVENTS),
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -64,6 +95,15 @@ def commits(state: Path, pipeline: str, table: str, since: float) -> list[dict[s
         "AND kind = 'table_committed' AND at >= ? ORDER BY at",
         (pipeline, table, since),
     )
+
+
+def partitions(state: Path, pipeline: str, table: str) -> list[dict[str, Any]]:
+    """How a table's partitions stood at its last commit."""
+    with _reading(state) as database:
+        query = "SELECT facts FROM partitions WHERE pipeline = ? AND subject = ?"
+        row = database.execute(query, (pipeline, table)).fetchone() if database else None
+    found: list[dict[str, Any]] = json.loads(row[0]) if row else []
+    return found
 
 
 def last_run(state: Path, pipeline: str) -> dict[str, Any] | None:

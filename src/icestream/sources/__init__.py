@@ -1,6 +1,6 @@
 """Sources: contract and registry. A source turns a position range into Kafka-shaped records."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from icestream.commit.marker import Marker, Positions
+from icestream.commit.marker import Loss, Marker, Positions
 from icestream.commit.protocol import Range
 from icestream.plugins import plugin
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SOURCES = {
     "files": "icestream.sources.files:FilesSource",
     "generator": "icestream.sources.generator:GeneratorSource",
+    "kafka": "icestream.sources.kafka.source:KafkaSource",
 }
 
 
@@ -26,6 +27,15 @@ class Start:
     """Where a table that has no marker yet begins, stored with its claim."""
 
     positions: Positions
+    stream_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a source can no longer give; the streams concerned go on at `resume` or are gone."""
+
+    lost: tuple[Loss, ...] = ()
+    resume: Positions = field(default_factory=dict)
     stream_ids: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -42,6 +52,9 @@ class Source(Protocol):
 
     reader: Reader
     shared_streams: frozenset[str]  # streams whose positions cover the topics of every table
+    jar_sets: tuple[str, ...]  # of jars.lock.toml, besides core
+    java_options: Sequence[str]  # for the JVM that reads it
+    ends_by_itself: bool  # whether Spark can end the stream at what is there now
 
     def check(self) -> None:
         """Raise SetupError or Unreachable when it cannot be read from here."""
@@ -69,8 +82,12 @@ class Source(Protocol):
         """The stream from `begin` on; `once` ends at what is there now."""
         ...
 
-    def stream_ids(self) -> Mapping[str, str]:
-        """Identity of each stream now; a changed one means a re-created topic."""
+    def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
+        """Identity of these streams now; a changed one means a re-created topic."""
+        ...
+
+    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> Losses:
+        """What the source can no longer give to a table that stands there."""
         ...
 
     def stream_of(self, topic: str) -> str:
@@ -91,8 +108,12 @@ class Source(Protocol):
         """Store what a later start needs besides positions, before the commit; → marker details."""
         ...
 
-    def backlog(self, reached: Positions) -> int:
-        """Records of the streams in `reached` behind it, as far as can be told cheaply."""
+    def lag(self, reached: Positions) -> Positions:
+        """Records behind `reached` per partition, as far as can be told cheaply."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and threads; the run is over."""
         ...
 
 

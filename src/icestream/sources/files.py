@@ -8,7 +8,7 @@ import json
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from datetime import datetime
 from itertools import pairwise
@@ -20,7 +20,7 @@ import pyarrow as pa
 from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.errors import SetupError, SourceChanged
-from icestream.sources import Located, RecordFloors, Start
+from icestream.sources import Located, Losses, RecordFloors, Start
 from icestream.sources import ledger as ledgers
 from icestream.sources.ledger import Ledger, Seen, Split
 from icestream.sources.lines import LineReader, cut, is_packed
@@ -38,6 +38,9 @@ class FilesSource:
     """The driver's side: knows the ledger, stores it with each commit."""
 
     shared_streams = frozenset({STREAM})
+    jar_sets: tuple[str, ...] = ()
+    java_options: tuple[str, ...] = ()
+    ends_by_itself = False
 
     def __init__(self, options: Any) -> None:
         self._folder = Path(options.path)
@@ -122,9 +125,13 @@ class FilesSource:
         }
         return open_stream(spark, "icestream.sources.files:FilesPlanner", settings, scratch)
 
-    def stream_ids(self) -> Mapping[str, str]:
+    def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """A folder has no identity of its own."""
         return {}
+
+    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> Losses:
+        """A file that changed or went is found when it is read."""
+        return Losses()
 
     def stream_of(self, topic: str) -> str:
         """One ledger covers all paths."""
@@ -152,10 +159,13 @@ class FilesSource:
             "ledger": ledgers.store(self._ledger, count, location, commit_id, old.get("ledger"))
         }
 
-    def backlog(self, reached: Positions) -> int:
+    def lag(self, reached: Positions) -> Positions:
         """Lines in the entries behind `reached`."""
         self._catch_up(None)
-        return sum(split.lines for split in self._ledger.splits[_count(reached) :])
+        return _at(sum(split.lines for split in self._ledger.splits[_count(reached) :]))
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def _between(self, batch: Range) -> list[Split]:
         stop = _count(batch.stop)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
-from icestream.sources import Located, RecordFloors, Start
+from icestream.sources import Located, Losses, RecordFloors, Start
 from icestream.sources.shop import ORDERS_EVERY, make
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ class GeneratorSource:
     """The driver's side; a stream's identity is its seed and the moment it began."""
 
     shared_streams: frozenset[str] = frozenset()
+    jar_sets: tuple[str, ...] = ()
+    java_options: tuple[str, ...] = ()
+    ends_by_itself = False
 
     def __init__(self, options: Any) -> None:
         self._topics: tuple[str, ...] = tuple(options.topics)
@@ -53,7 +56,7 @@ class GeneratorSource:
 
     def resolve(self, start: str | datetime) -> Start:
         """A generator begins at its beginning."""
-        return Start({topic: {0: 0} for topic in self._topics}, self.stream_ids())
+        return Start({topic: {0: 0} for topic in self._topics}, self.stream_ids(self._topics))
 
     def recall(self, markers: Sequence[Located]) -> None:
         """Go on with the clock that the first run started."""
@@ -80,9 +83,13 @@ class GeneratorSource:
         }
         return open_stream(spark, "icestream.sources.generator:ShopPlanner", settings, scratch)
 
-    def stream_ids(self) -> Mapping[str, str]:
+    def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """Another seed is another stream."""
-        return dict.fromkeys(self._topics, f"{self._seed}@{self._began_ms}")
+        return dict.fromkeys(streams, f"{self._seed}@{self._began_ms}")
+
+    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> Losses:
+        """What was made once can be made again."""
+        return Losses()
 
     def stream_of(self, topic: str) -> str:
         """A topic is a stream."""
@@ -102,15 +109,18 @@ class GeneratorSource:
         """The marker says it all."""
         return {}
 
-    def backlog(self, reached: Positions) -> int:
+    def lag(self, reached: Positions) -> Positions:
         """Records that are due by now."""
         due = available(self._rows, self._rate, self._began_ms)
         if due is None:
-            return 0
-        return sum(
-            max(0, share(topic, self._topics, due) - partitions.get(0, 0))
+            return {}
+        return {
+            topic: {0: max(0, share(topic, self._topics, due) - partitions.get(0, 0))}
             for topic, partitions in reached.items()
-        )
+        }
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class ShopPlanner:

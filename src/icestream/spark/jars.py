@@ -98,8 +98,12 @@ def verify(sets: Iterable[str] = CORE) -> list[JarStatus]:
 
 
 def ensure(sets: Iterable[str] = CORE, progress: Progress | None = None) -> list[Path]:
-    """Return the paths of these jars, fetching those that the cache lacks or holds broken."""
-    jars = locked(sets)
+    """Return the paths of the jars of these sets, fetching what the cache lacks or holds broken."""
+    return obtain(locked(sets), progress)
+
+
+def obtain(jars: list[Jar], progress: Progress | None = None) -> list[Path]:
+    """Do the same for jars of any lock file."""
     try:
         if missing := [jar for jar in jars if not _usable(jar)]:
             _fetch_all(missing, progress or (lambda _jar, _received: None))

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ def start(
     name: str,
     state: Path,
     settings: Mapping[str, str],
+    sets: Sequence[str] = (),
+    java_options: Sequence[str] = (),
     progress: Callable[..., Any] | None = None,
 ) -> SparkSession:
     """Start the session; what Spark and its workers print goes to `<state>/logs/`."""
@@ -69,9 +71,8 @@ def start(
     for folder in (logs, scratch):
         folder.mkdir(parents=True, exist_ok=True)
     _keep_quiet(logs)
-    conf = _settings(
-        name, logs, scratch, settings, [str(p) for p in jars.ensure(progress=progress)]
-    )
+    found = [str(path) for path in jars.ensure([*jars.CORE, *sets], progress=progress)]
+    conf = _settings(name, logs, scratch, settings, found, java_options)
     os.environ["JAVA_HOME"] = str(find_java().home)
     if conf["spark.master"].startswith("local"):
         # Workers on this machine need what is installed here, whatever the shell says.
@@ -112,7 +113,12 @@ def _launch(conf: Mapping[str, str], logs: Path) -> Any:
 
 
 def _settings(
-    name: str, logs: Path, scratch: Path, settings: Mapping[str, str], jar_files: list[str]
+    name: str,
+    logs: Path,
+    scratch: Path,
+    settings: Mapping[str, str],
+    jar_files: list[str],
+    java_options: Sequence[str],
 ) -> dict[str, str]:
     configuration = logs / "log4j2.properties"
     configuration.write_text(_LOGGING.format(file=(logs / "spark.log").absolute()))
@@ -133,7 +139,7 @@ def _settings(
         [*jar_files, *filter(None, [settings.get("spark.driver.extraClassPath")])]
     )
     conf["spark.driver.extraJavaOptions"] = " ".join(
-        [java, *filter(None, [settings.get("spark.driver.extraJavaOptions")])]
+        [java, *java_options, *filter(None, [settings.get("spark.driver.extraJavaOptions")])]
     )
     return conf
 

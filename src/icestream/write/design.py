@@ -15,7 +15,7 @@ from icestream.config.ddl import (
 )
 from icestream.config.route import QUARANTINE
 from icestream.formats import Format
-from icestream.schema import QUARANTINE_SCHEMA
+from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,21 @@ class Design:
 
     name: str
     columns: tuple[NestedField, ...] = ()
-    metadata_columns: bool = True
+    metadata: tuple[NestedField, ...] = METADATA_COLUMNS  # what we add to every row
     partition_by: tuple[PartitionField, ...] = ()
     sort_by: tuple[SortField, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
     comment: str = ""
 
 
-def declared_design(name: str, rule: Any, record_format: Format) -> Design:
-    """The design of a table from its rule."""
+def declared_design(
+    name: str, rule: Any, record_format: Format, include: Sequence[str] = ()
+) -> Design:
+    """The design of a table from its rule; `include` names parts of the records to keep."""
     return Design(
         name=name,
         columns=tuple(declared_columns(rule, record_format)),
-        metadata_columns=rule.metadata_columns,
+        metadata=metadata_columns(rule, include),
         partition_by=tuple(parse_partition(text) for text in rule.partition_by),
         sort_by=tuple(parse_sort(text) for text in rule.sort_by),
         properties=dict(rule.properties),
@@ -55,12 +57,19 @@ def declared_columns(rule: Any, record_format: Format) -> list[NestedField]:
     ]
 
 
+def metadata_columns(rule: Any, include: Sequence[str] = ()) -> tuple[NestedField, ...]:
+    """The columns that we add to every row of a table."""
+    if not rule.metadata_columns:
+        return ()
+    return (*METADATA_COLUMNS, *(INCLUDED_COLUMNS[part] for part in dict.fromkeys(include)))
+
+
 def quarantine_design(name: str) -> Design:
     """The table that takes what could not be decoded for `name`."""
     return Design(
         name=quarantine_name(name),
         columns=tuple(QUARANTINE_SCHEMA.fields),
-        metadata_columns=False,
+        metadata=(),
         comment=f"Records that could not be written to {name}, with the reason",
     )
 

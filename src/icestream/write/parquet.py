@@ -22,7 +22,7 @@ ROW_GROUP = 64 * MB  # of Arrow, uncompressed: what one open file may hold in me
 DICTIONARY_SAMPLE = 8192
 _CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
 _KNOWN = ("zstd", "gzip", "snappy", "lz4", "brotli", "none")
-_LEVELS = {"zstd": 3}
+_LEVELS = {"zstd": 1}
 
 
 def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:

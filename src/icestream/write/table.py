@@ -11,7 +11,7 @@ from pyiceberg.types import IcebergType, NestedField
 from icestream.commit.committer import Base, IcebergTables
 from icestream.config.ddl import PartitionField, SortField
 from icestream.errors import SchemaRefused, Unreachable
-from icestream.schema import METADATA_COLUMNS, NewField
+from icestream.schema import METADATA_COLUMNS, METADATA_NAMES, NewField
 from icestream.write.design import Design, laid_out_columns, layout_is_known
 from icestream.write.target import StageTarget
 
@@ -35,7 +35,7 @@ class Builder:
     def create(self, design: Design) -> bool:
         """Create the table unless it is there; → whether it was created here."""
         identifier = self._tables.identifier(design.name)
-        fields = [*design.columns, *(METADATA_COLUMNS if design.metadata_columns else ())]
+        fields = [*design.columns, *design.metadata]
         schema = self._java_schema(fields)
         try:
             self._create_namespace(identifier.namespace())
@@ -65,10 +65,10 @@ class Builder:
             document = base.document
             top = current_fields(document)
             update = transaction.updateSchema()
-            anchor = next((name for name in top if name in _METADATA_NAMES), None)
+            anchor = next((name for name in top if name in METADATA_NAMES), None)
             for each in new:
                 self._add(update, each)
-                if not each.parent and anchor:
+                if not each.parent and anchor and each.name not in METADATA_NAMES:
                     update.moveBefore(each.name, anchor)
             update.commit()
             if lacks_layout(design, document, [each.name for each in new if not each.parent]):
@@ -172,12 +172,16 @@ def _by_id(entries: Any, key: str, wanted: int) -> Any:
     return next(each for each in entries if each[key] == wanted)
 
 
-_METADATA_NAMES = {column.name for column in METADATA_COLUMNS}
-
-
 def current_fields(document: Any) -> list[str]:
     """Top-level column names of the current schema in Iceberg's metadata JSON."""
     return [field["name"] for field in current_schema(document)["fields"]]
+
+
+def lacks_included(design: Design, document: Any) -> list[NewField]:
+    """Columns of `source.include` that a table made without it does not have yet."""
+    there = current_fields(document)
+    included = design.metadata[len(METADATA_COLUMNS) :]
+    return [NewField((), f.name, f.field_type) for f in included if f.name not in there]
 
 
 def current_schema(document: Any) -> Any:

@@ -47,10 +47,11 @@ class BrokerSource(ReaderSource):
 class KafkaSource(BrokerSource):
     """Apache Kafka."""
 
-    model_config = ConfigDict(json_schema_extra=later("use `type: files` or `type: generator`"))
-
     type: Literal["kafka"] = Field(description="Apache Kafka")
     bootstrap_servers: str = Field(description="Brokers, host:port, separated by commas")
+    include: tuple[Literal["key", "headers"], ...] = Field(
+        (), description="Parts of the records to keep as columns: `_src_key`, `_src_headers`"
+    )
 
 
 class FilesSource(OutsideSource):

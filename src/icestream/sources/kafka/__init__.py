@@ -1,0 +1,1 @@
+"""Apache Kafka: Spark's source reads the records, librdkafka answers what is asked beside it."""

@@ -1,0 +1,188 @@
+"""Source `kafka`: Spark's own Kafka source delivers the records, from where the tables stand."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from icestream.commit.marker import Positions
+from icestream.commit.protocol import Range
+from icestream.config.kafka import added, jvm_flags
+from icestream.errors import Unreachable
+from icestream.sources import Located, Losses, RecordFloors, Start
+from icestream.sources.kafka.client import Cluster
+from icestream.sources.kafka.loss import Log, losses
+from icestream.sources.kafka.watch import Ends
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_EARLIEST = -2  # Spark's word for it in `startingOffsets`
+
+
+class KafkaSource:
+    """The driver's side; a stream is a topic, its identity the topic id."""
+
+    shared_streams: frozenset[str] = frozenset()
+    jar_sets = ("kafka",)
+    ends_by_itself = True
+
+    def __init__(self, options: Any) -> None:
+        self._names: tuple[str, ...] | None = options.topics
+        self._pattern = re.compile(options.topic_pattern) if options.topic_pattern else None
+        self._bootstrap: str = options.bootstrap_servers
+        self._options: Mapping[str, str] = options.options
+        self._max_records: int = options.max_records_per_commit
+        self._headers = "headers" in options.include
+        self._ends: Ends | None = None
+        self.reader = AsDelivered()
+        self.java_options: Sequence[str] = jvm_flags(self._options)
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        """Made when first asked: a source is also made to be asked what it needs."""
+        return Cluster(self._bootstrap, self._options)
+
+    def check(self) -> None:
+        """The brokers answer, let us in, and have the topics."""
+        if self._names is None:
+            self._cluster.names()
+            return
+        found = self._cluster.describe(self._names)
+        if missing := [name for name in self._names if name not in found]:
+            raise Unreachable(
+                f"topic `{missing[0]}` does not exist"
+                + (f", nor do {len(missing) - 1} others" if len(missing) > 1 else ""),
+                where=self._bootstrap,
+                hint="create it, or correct `source.topics`",
+            )
+        self._cluster.latest({name: topic.partitions for name, topic in found.items()})
+
+    def known_topics(self) -> Sequence[str]:
+        """Those that are configured, or those that match by now."""
+        if self._names is not None:
+            return self._names
+        return [name for name in self._cluster.names() if self._reads(name)]
+
+    def sample(self, count: int) -> Iterator[pa.RecordBatch]:
+        """The first records of each topic."""
+        return self._cluster.sample(self._cluster.earliest(self._partitions()), count)
+
+    def recall(self, markers: Sequence[Located]) -> None:
+        """The positions say it all."""
+
+    def resolve(self, start: str | datetime) -> Start:
+        """The offsets that `start` means now."""
+        partitions = self._partitions()
+        if start == "earliest":
+            positions = self._cluster.earliest(partitions)
+        elif start == "latest":
+            positions = self._cluster.latest(partitions)
+        else:
+            assert isinstance(start, datetime)
+            positions = self._cluster.at_time(partitions, start)
+        return Start(positions, self.stream_ids(partitions))
+
+    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> Losses:
+        """What the log no longer has; it ends at its last record, also of an open transaction."""
+        ours = {topic: at for topic, at in reached.items() if self._reads(topic)}
+        topics = self._cluster.describe(list(ours))
+        partitions = {name: topic.partitions for name, topic in topics.items()}
+        log = Log(
+            {name: topic.id for name, topic in topics.items()},
+            self._cluster.earliest(partitions),
+            self._cluster.high_watermark(partitions),
+        )
+        return losses(ours, known_ids, log)
+
+    def open(
+        self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
+    ) -> "DataFrame":
+        """Spark's stream from there on; partitions that no table knows yet: from their earliest."""
+        partitions = self._partitions()
+        starting = {
+            topic: {str(n): begin.get(topic, {}).get(n, _EARLIEST) for n in numbers}
+            for topic, numbers in partitions.items()
+        }
+        self._ends = Ends(self._cluster, partitions)
+        reader = (
+            spark.readStream.format("kafka")
+            .option("kafka.isolation.level", "read_committed")
+            .options(**self._options)
+            .options(**added(self._options))
+            .option("kafka.bootstrap.servers", self._bootstrap)
+            .option("startingOffsets", json.dumps(starting) if starting else "earliest")
+            .option("failOnDataLoss", "true")
+            .option("maxOffsetsPerTrigger", self._max_records)
+            .option("includeHeaders", str(self._headers).lower())
+        )
+        if self._names is not None:
+            reader = reader.option("subscribe", ",".join(self._names))
+        else:
+            assert self._pattern is not None
+            reader = reader.option("subscribePattern", java_pattern(self._pattern.pattern))
+        columns = ["topic", "partition", "offset", "timestamp", "key", "value"]
+        return reader.load().select(*columns, *(["headers"] if self._headers else []))
+
+    def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
+        """The topic ids; a topic that is gone has none, and neither has one of an old broker."""
+        found = self._cluster.describe(list(streams))
+        return {name: topic.id for name, topic in found.items() if topic.id}
+
+    def stream_of(self, topic: str) -> str:
+        """A topic is a stream."""
+        return topic
+
+    def topics(self, batch: Range) -> Sequence[str]:
+        """The topics that moved."""
+        return [topic for topic, at in batch.stop.items() if batch.start.get(topic, {}) != at]
+
+    def record_floors(self, batch: Range, floors: Positions) -> RecordFloors:
+        """Positions are offsets."""
+        return floors
+
+    def keep(
+        self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The marker says it all."""
+        return {}
+
+    def lag(self, reached: Positions) -> Positions:
+        """Records between here and the end of each partition, as of a moment ago."""
+        if self._ends is None:
+            return {}
+        return self._ends.behind(reached)
+
+    def close(self) -> None:
+        """Stop asking."""
+        if self._ends is not None:
+            self._ends.close()
+        if "_cluster" in vars(self):
+            self._cluster.close()
+
+    def _reads(self, topic: str) -> bool:
+        if self._names is not None:
+            return topic in self._names
+        return self._pattern is not None and self._pattern.fullmatch(topic) is not None
+
+    def _partitions(self) -> dict[str, tuple[int, ...]]:
+        found = self._cluster.describe(self.known_topics())
+        return {name: topic.partitions for name, topic in found.items()}
+
+
+class AsDelivered:
+    """Spark's Kafka rows are records already."""
+
+    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Hand them on."""
+        return batches
+
+
+def java_pattern(pattern: str) -> str:
+    """A Python pattern for Java: named groups lose their names, which only routing needs."""
+    return re.sub(r"(?<!\\)((?:\\\\)*)\(\?P<\w+>", r"\1(", pattern)

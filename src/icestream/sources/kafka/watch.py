@@ -1,0 +1,47 @@
+"""The ends of the partitions, asked for in the background so that no commit waits for them."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from icestream.commit.marker import Positions
+from icestream.errors import Unreachable
+from icestream.sources.kafka.client import Cluster
+
+_SECONDS = 2.0
+
+
+class Ends:
+    """Looks every two seconds; a broker that does not answer leaves the last answer standing."""
+
+    def __init__(self, cluster: Cluster, partitions: Mapping[str, Sequence[int]]) -> None:
+        self._cluster = cluster
+        self._partitions: dict[str, set[int]] = {t: set(ns) for t, ns in partitions.items()}
+        self._ends: Positions = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="kafka ends", daemon=True)
+        self._thread.start()
+
+    def behind(self, reached: Positions) -> Positions:
+        """Records per partition that `reached` has not come to."""
+        for topic, at in reached.items():  # topics and partitions that came up since
+            self._partitions[topic] = self._partitions.get(topic, set()) | set(at)
+        ends = self._ends
+        return {
+            topic: {n: max(0, ends.get(topic, {}).get(n, at) - at) for n, at in partitions.items()}
+            for topic, partitions in reached.items()
+        }
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            with suppress(Unreachable):
+                self._ends = self._cluster.latest(
+                    {topic: sorted(numbers) for topic, numbers in self._partitions.copy().items()}
+                )
+            if self._closed.wait(_SECONDS):
+                return
