@@ -114,10 +114,12 @@ class Campaign:
         lake, peer = Lake(folder / "warehouse"), self.systems[name]
         if not peer.MAKES_TABLE:
             lake.create()
+        # Ten commits at least, so that a small run has a steady state, too.
+        portion = min(1_000_000, self.options.records // 10)
+        job = peers.Job(folder, bootstrap, topic, lake, topic != EVENTS, portion)
         say(f"{name}: topic {topic}")
         try:
-            found = run(peer, peers.Job(folder, bootstrap, topic, lake, live=topic != EVENTS))
-            self.result["systems"][name] |= found
+            self.result["systems"][name] |= run(peer, job)
         except Failed as failure:
             say(f"{name}: {failure}\n{last_words(folder)}")
             self.failures.append((name, str(failure)))

@@ -44,9 +44,7 @@ class Tree(threading.Thread):
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         super().__init__(daemon=True)
         self.process = process
-        self.times: list[float] = []
-        self.cpu: list[float] = []
-        self.rss: list[int] = []
+        self.samples: list[tuple[float, float, int]] = []  # time, CPU seconds, resident bytes
         self._members = {process.pid: _processes()[process.pid].born}
         self._done = threading.Event()
 
@@ -59,9 +57,8 @@ class Tree(threading.Thread):
         now, alive = time.time(), self._alive()
         # What a parent has waited for is in its own times: nothing is counted twice or lost.
         cpu = sum(each.cpu for each in alive.values()) / _TICKS
-        self.times.append(now)
-        self.cpu.append(max([cpu, *self.cpu[-1:]]))
-        self.rss.append(sum(each.rss for each in alive.values()))
+        cpu = max(cpu, self.samples[-1][1]) if self.samples else cpu
+        self.samples.append((now, cpu, sum(each.rss for each in alive.values())))
 
     def _alive(self) -> dict[int, _Process]:
         found = _processes()
@@ -79,12 +76,12 @@ class Tree(threading.Thread):
 
     def cpu_at(self, when: float) -> float:
         """CPU seconds used up to that moment."""
-        return float(np.interp(when, self.times, self.cpu))
+        times, cpu, _ = zip(*self.samples, strict=True)
+        return float(np.interp(when, times, cpu))
 
     def peak_rss(self, begin: float, end: float) -> int:
         """The most bytes that the tree held at one moment of that time."""
-        pairs = zip(self.times, self.rss, strict=True)
-        return max((rss for when, rss in pairs if begin <= when <= end), default=0)
+        return max((rss for when, _, rss in self.samples if begin <= when <= end), default=0)
 
     def idle_between(self, begin: float, end: float) -> float:
         """Seconds in which the tree used less than a quarter of a core, a second at a time."""

@@ -27,19 +27,24 @@ def drain(peer: Peer, job: Job, right: dict[str, int]) -> dict[str, Any]:
     compare(job.lake.check(), right)
     commits = job.lake.commits()
     warm = min(WARM_RECORDS, WARM_SHARE * right["rows"])
-    first = next(each for each in commits if each.total_records >= warm)
-    total = figures(tree, start, commits[-1])
+    first, last = (reaches(commits, records) for records in (warm, right["rows"]))
+    total = figures(tree, start, commits[last])
     # A system that commits by the clock is not to blame for the wait before its last commit.
-    waited = tree.idle_between(commits[-2].at, commits[-1].at) if len(commits) > 1 else 0.0
-    steady = figures(tree, first, commits[-1], waited) if first != commits[-1] else None
+    waited = tree.idle_between(commits[last - 1].at, commits[last].at) if last else 0.0
+    steady = figures(tree, commits[first], commits[last], waited) if first < last else None
     chosen = steady or total
     names = ("records_per_s", "cpu_s_per_million")
     return {name: chosen[name] for name in names} | {
         "peak_rss_mb": total["peak_rss_mb"],
-        "commits": len(commits),
+        "commits": last + 1,
         "total": total,
         "steady": steady,
     }
+
+
+def reaches(commits: list[Commit], records: float) -> int:
+    """Number of the first commit after which the table holds that many."""
+    return next(n for n, each in enumerate(commits) if each.total_records >= records)
 
 
 def figures(tree: Tree, first: Commit, last: Commit, waited: float = 0.0) -> dict[str, float]:

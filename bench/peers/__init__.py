@@ -32,6 +32,7 @@ class Job:
     topic: str
     lake: Lake
     live: bool
+    records_per_commit: int  # for systems that commit by the amount
 
     @property
     def commit_ms(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from lake import NAME, NAMESPACE
 from measure import Command
 
+from icestream.broker import HOST
 from icestream.spark.cache import cache_folder
 from peers import Job, fetch, java, version
 
@@ -66,8 +67,11 @@ def command(job: Job) -> Command:
         "execution.target": "local",
         "parallelism.default": PARALLELISM,
         "execution.checkpointing.interval": f"{job.commit_ms} ms",
+        "pipeline.object-reuse": "true",
         "table.dml-sync": "true",
-        "rest.bind-address": "127.0.0.1",
+        "rest.bind-address": HOST,
+        "jobmanager.bind-host": HOST,
+        "taskmanager.bind-host": HOST,
     }
     (conf / "config.yaml").write_text("".join(f"{k}: {v}\n" for k, v in settings.items()))
     (job.folder / "job.sql").write_text(_sql(job))
@@ -93,8 +97,6 @@ def _sql(job: Job) -> str:
         "format": "json",
         "json.timestamp-format.standard": "ISO-8601",
     }
-    if not job.live:  # at the end of the backlog it commits, instead of waiting for the clock
-        source["scan.bounded.mode"] = "latest-offset"
     impl = {"type": "iceberg", "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog"}
     return SQL.format(
         catalog=_options(impl | catalog), source=_options(source), table=f"{NAMESPACE}.{NAME}"

@@ -19,7 +19,6 @@ VERSIONS = {
     "iceberg": next(jar.version for jar in jars.locked() if "iceberg" in jar.artifact),
 }
 MAKES_TABLE = True
-RECORDS_PER_COMMIT = 1_000_000
 
 CONFIG = """\
 name: bench
@@ -59,7 +58,7 @@ def command(job: Job) -> Command:
         warehouse=job.lake.warehouse,
         bootstrap=job.bootstrap,
         topic=job.topic,
-        records=RECORDS_PER_COMMIT,
+        records=job.records_per_commit,
         table=f"{NAMESPACE}.{NAME}",
         heap=HEAP,
     )

@@ -20,7 +20,6 @@ VERSIONS = {
 }
 MAKES_TABLE = False
 SETS = ("core", "kafka")
-RECORDS_PER_COMMIT = 1_000_000
 
 
 def prepare() -> None:
@@ -31,7 +30,7 @@ def command(job: Job) -> Command:
     catalog = {f"spark.sql.catalog.lake.{k}": v for k, v in job.lake.java_properties.items()}
     options = {"kafka.bootstrap.servers": job.bootstrap, "subscribe": job.topic}
     if not job.live:  # with a trigger interval it would cap the rate
-        options["maxOffsetsPerTrigger"] = str(RECORDS_PER_COMMIT)
+        options["maxOffsetsPerTrigger"] = str(job.records_per_commit)
     settings = {
         "conf": {
             "spark.master": "local[*]",

@@ -117,7 +117,6 @@ class Landing:
         work.table.advanced_at = time.monotonic()
         now = time.time()
         partitions = self._partitions(work.batch, report.newest, now)
-        fresh = [p.freshness_seconds for p in partitions if p.freshness_seconds is not None]
         waiting = [p for p in partitions if p.lag_records]
         self._bus.emit(
             events.TableCommitted(
@@ -133,7 +132,7 @@ class Landing:
                 stage_seconds=round(stage_seconds, 3),
                 commit_seconds=round(time.monotonic() - began, 3),
                 attempts=attempts,
-                freshness_seconds=min(fresh, default=None),
+                freshness_seconds=_since(max(report.newest.values(), default=None), now),
                 latency_seconds=_since(report.oldest, now),
                 lag_records=sum(p.lag_records or 0 for p in waiting),
                 lag_seconds=max((p.freshness_seconds or 0.0 for p in waiting), default=0.0),
@@ -166,6 +165,8 @@ class Landing:
             return protocol.forgiven(seen, commit_id, losses.lost, losses.resume, losses.stream_ids)
 
         settled = protocol.settle(self._tables, name, view, forgiven, Append(), _pause)
+        if settled.outcome is Outcome.RESTAGE:  # its schema changed, which is nothing to us here
+            return self.forgive(name, self._tables.load(name), losses)
         self._report(name, settled)
         ranges = tuple(str(loss) for loss in losses.lost)
         self._bus.emit(events.LossAccepted(self.claim.pipeline, table=name, ranges=ranges))

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 _ROUNDS = 12  # planning again after a new column, a new table or somebody else's change
 _ADVANCE_SECONDS = 3600  # a table without rows says how far it has come at least this often
 _PARALLEL_COMMITS = 4
+_BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
+_CAREFUL, _NO_LIMIT = "67108864", "2147483647"
+_SMALL_RECORD = 8 << 10  # 50,000 of them fit into memory whatever the next batch brings
 
 
 class Pipeline:
@@ -79,6 +82,7 @@ class Pipeline:
         self._run: dict[str, RunTable] = {}
         self._unrouted: set[str] = set()
         self._begin: Positions = {}
+        self._widest: int | None = None  # bytes of the largest record in the last batch
         self._scratch = Path()
 
     # -- start ---------------------------------------------------------------------------------
@@ -117,17 +121,19 @@ class Pipeline:
 
     def _without_losses(self, views: Mapping[str, TableView], accept: bool) -> dict[str, TableView]:
         """Stop at records that the source no longer has, or write down that they are given up."""
+        found = {name: self._losses(view) for name, view in views.items()}
+        for name in set(views) - set(self._run):
+            # What a quarantine table has not seen yet is not missing from it.
+            told = [loss for loss in found[name].lost if loss.kind != "retention"]
+            found[name] = replace(found[name], lost=tuple(told))
+        hurt = sorted(name for name in views if found[name].lost)
+        if hurt and not accept:
+            first = min(hurt, key=lambda name: name not in self._run)
+            raise loss_refusal(first, found[first].lost)
         seen = dict(views)
-        # Quarantine tables first: they say nothing on their own, and a crash in between asks again.
-        for name in sorted(views, key=lambda name: (name in self._run, name)):
-            losses = self._losses(views[name])
-            if name not in self._run:  # what it has not seen yet is not missing from it
-                told = [loss for loss in losses.lost if loss.kind != "retention"]
-                losses = replace(losses, lost=tuple(told))
-            if losses.lost and not accept:
-                raise loss_refusal(name, losses.lost)
-            if losses.lost:
-                seen[name] = self._landing.forgive(name, views[name], losses)
+        # Quarantine tables first: a crash in between still finds the table's own losses and asks.
+        for name in sorted(hurt, key=lambda name: name in self._run):
+            seen[name] = self._landing.forgive(name, views[name], found[name])
         return seen
 
     def _losses(self, view: TableView) -> Losses:
@@ -190,7 +196,7 @@ class Pipeline:
                 batch=batch_id,
                 tables={work.table.name: work.plan.verdict.value for work in works},
             )
-            if not due or self._finish(due, self._stage(frame, due, routes)):
+            if not due or self._finish(due, self._stage(frame, batch, due, routes)):
                 break
         else:
             raise GaveUp(
@@ -248,7 +254,7 @@ class Pipeline:
         return Work(table, own, view, plan, quarantine, uuid.uuid4().hex, ids)
 
     def _stage(
-        self, frame: "DataFrame", due: Sequence[Work], routes: Mapping[str, str]
+        self, frame: "DataFrame", batch: Range, due: Sequence[Work], routes: Mapping[str, str]
     ) -> tuple[dict[str, Report], float]:
         """One Spark job for all tables; → what it did for each, and how long it took."""
         names = {work.table.name: work for work in due}
@@ -261,11 +267,23 @@ class Pipeline:
         )
         began = time.monotonic()
         reports = {name: Report() for name in names}
+        frame = self._fitted(frame, batch)
         for name, text in frame.mapInArrow(task, REPORT).collect():  # type: ignore[arg-type]
             if not name:
                 raise IcestreamError.from_facts(json.loads(text))
             reports[name] += Report.from_json(text)
+        self._widest = max(report.widest for report in reports.values())
         return reports, time.monotonic() - began
+
+    def _fitted(self, frame: "DataFrame", batch: Range) -> "DataFrame":
+        """The batch in as many tasks as it is worth, and in Arrow batches that fit into memory."""
+        spark = frame.sparkSession
+        # Spark can bound a batch by bytes, but weighs it after every row then, which costs a
+        # quarter of the way to Python. Only large records, and a first batch, are worth that.
+        small = self._widest is not None and self._widest <= _SMALL_RECORD
+        spark.conf.set(_BYTES_PER_BATCH, _NO_LIMIT if small else _CAREFUL)
+        tasks = self._source.tasks(batch, spark.sparkContext.defaultParallelism)
+        return frame if tasks is None else frame.coalesce(tasks)
 
     def _table_task(self, work: Work) -> TableTask:
         table, batch = work.table, work.batch
@@ -302,9 +320,12 @@ class Pipeline:
 
     def _same_streams(self, due: Sequence[Work]) -> None:
         """What was read came from the streams that were planned for: their identities held."""
-        streams = {stream for work in due for stream in work.batch.stop}
-        before = {s: one for work in due for s, one in work.stream_ids.items() if s in streams}
-        if self._source.stream_ids(streams) != before:  # also one that was not there before
+        before: dict[str, str] = {}
+        for work in due:
+            # The marker's too: one that was gone when we planned may be back as another.
+            ids = {**located(work.view).marker.stream_ids, **work.stream_ids}
+            before |= {stream: one for stream, one in ids.items() if stream in work.batch.stop}
+        if self._source.stream_ids(before) != before:
             raise self.diagnose() or refusal(due[0].table.name, "incarnation", due[0].view)
 
     def _refuse(self, due: Sequence[Work], reports: Mapping[str, Report]) -> None:

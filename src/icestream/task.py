@@ -76,6 +76,7 @@ class Report:
     wants_quarantine: bool = False
     oldest: int | None = None  # timestamps of the records, in µs
     newest: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
+    widest: int = 0  # bytes of the largest value
 
     def __add__(self, other: "Report") -> "Report":
         newest = dict(self.newest)
@@ -94,6 +95,7 @@ class Report:
             self.wants_quarantine or other.wants_quarantine,
             min(times, default=None),
             newest,
+            max(self.widest, other.widest),
         )
 
     def to_json(self) -> str:
@@ -188,7 +190,8 @@ class _Desk:
             return
         decoded = self._decode(records, self._data)
         oldest, newest = _times(records)
-        counted = Report(read=records.num_rows, oldest=oldest, newest=newest)
+        widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
+        counted = Report(records.num_rows, oldest=oldest, newest=newest, widest=widest)
         if decoded.new_fields:
             self._report += replace(counted, new_fields=(decoded.new_fields,))
             return

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -123,6 +124,10 @@ def kill_9(process: subprocess.Popen) -> None:
     children = _children(process.pid)
     assert children
     os.kill(process.pid, signal.SIGKILL)
+    wait_for_end(children)
+
+
+def wait_for_end(children: list[int]) -> None:
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline, "the JVM outlived its driver"
@@ -167,3 +172,31 @@ def test_the_demo_ends_by_itself_and_its_query_works_as_printed(tmp_path):
     tables = {each["table"]: each for each in json.loads(status.stdout)["tables"]}
     assert tables["shop.page_events"]["rows"] > 0
     assert tables["shop.page_events"]["quarantined"] > 0
+
+
+def test_the_demo_with_kafka_holds_what_kafka_acknowledged(tmp_path):
+    ran = subprocess.run(
+        [*COMMAND, "demo", "--kafka", "--seconds", "15"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    [arrived] = re.findall(r"([\d,]+) records in = ", ran.stdout)
+    [due] = re.findall(r"acknowledged by Kafka = ([\d,]+) up to ", ran.stdout)
+    assert arrived == due != "0"
+    assert "rdkafka" not in ran.stderr
+    topics = set(rows(tmp_path / "icestream-demo", "shop.page_events")["_src_topic"].to_pylist())
+    assert topics == {"page_events"}
+
+
+def test_ctrl_c_ends_the_demo_with_kafka_and_all_that_it_started(tmp_path):
+    with started(tmp_path, "demo", "--kafka", "--seconds", "600") as process:
+        commits(process, 1)
+        children = _children(process.pid)
+        assert len(children) > 2, "the broker, its watchdog and Spark"
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=120)
+    assert process.returncode == 0, log
+    wait_for_end(children)

@@ -11,7 +11,13 @@ from confluent_kafka.admin import AdminClient
 from feeds import Feed, ids
 from icestream import errors
 from icestream.broker import Broker
-from icestream.observe.events import BatchPlanned, LossAccepted, RunFailed, TableCommitted
+from icestream.observe.events import (
+    BatchPlanned,
+    LossAccepted,
+    RunFailed,
+    SchemaEvolved,
+    TableCommitted,
+)
 from icestream.sources.kafka.client import Cluster
 from servers import create_topic, delete_topic, soon
 
@@ -240,6 +246,30 @@ def test_a_topic_that_was_created_again(feed, when, count):
     assert feed.ids() == [*range(11), *good, *range(200, 203)]
 
 
+def test_a_topic_that_is_gone_when_we_plan_and_back_when_we_read(feed):
+    feed.create()
+    feed.configure()
+    feed.put(ids(0, 10))
+    feed.lake.run()
+    feed.put([{"id": 10, "more": 1}])  # a new column: the batch is planned again
+    gone, back = once(lambda: delete(feed), SchemaEvolved), once(lambda: again(), BatchPlanned)
+
+    def again():
+        create_topic(feed.bootstrap, feed.topic)
+        feed.put([{"id": n, "more": 2} for n in range(100, 120)])
+
+    def listen(event):
+        gone(event)
+        if any(isinstance(seen, SchemaEvolved) for seen in feed.lake.events):
+            back(event)
+
+    missing = f"{feed.topic}/0: 10 to the end"
+    refused(feed, errors.Incarnation, missing, listen=listen)
+    assert feed.ids() == list(range(10))
+    accepted(feed, missing)
+    assert feed.ids() == [*range(10), *range(100, 120)]
+
+
 # ── a log that ends before our position ──────────────────────────────────────────────────────────
 
 
@@ -276,8 +306,15 @@ def test_a_truncated_log(lake, tmp_path_factory):
 # ── a broker that goes away and comes back ───────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("when", ["between batches", "within a batch"])
-def test_a_killed_broker_is_waited_for(lake, tmp_path_factory, when):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        TableCommitted,  # Spark asks for new offsets
+        BatchPlanned,  # Spark reads
+        SchemaEvolved,  # we ask whether the topic is still the same
+    ],
+)
+def test_a_killed_broker_is_waited_for(lake, tmp_path_factory, kind):
     feed = Feed(lake, "", "t")
     killed = threading.Event()
     with Broker(tmp_path_factory.mktemp("kafka")) as broker:
@@ -291,7 +328,6 @@ def test_a_killed_broker_is_waited_for(lake, tmp_path_factory, when):
             broker.kill()
             killed.set()
 
-        kind = TableCommitted if when == "between batches" else BatchPlanned
         with lake.running(listen=once(kill, kind)) as ended:
             assert soon(killed.is_set, 60)
             broker.start()

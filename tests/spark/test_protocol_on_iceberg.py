@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from pyiceberg.types import StringType
 
 from icestream import errors
 from icestream.commit.committer import IcebergTables
@@ -261,3 +262,65 @@ def _tables(lake):
         "lake", dict(catalog.java_properties()), lake.spark._jsc.hadoopConfiguration()
     )
     return IcebergTables(jvm, java, "p")
+
+
+def test_a_view_that_was_followed_is_the_one_that_is_read_anew(filled):
+    from icestream.catalogs import catalog_for
+    from icestream.config.load import load
+    from icestream.write.table import stage_target
+
+    settings = catalog_for(load(filled.file).pipeline.catalog)
+    jvm = filled.spark.sparkContext._jvm
+    catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+        settings.name,
+        dict(settings.java_properties()),
+        filled.spark._jsc.hadoopConfiguration(),
+    )
+    followed = IcebergTables(jvm, catalog, "p")
+    followed.load("shop.events")
+
+    def table():
+        return filled.table("shop.events")
+
+    def more(name):
+        filled.put(name, {"id": 77})
+        filled.run()
+
+    def foreign_rows():
+        table().append(table().scan(limit=1).to_arrow())
+
+    def foreign_property(value):
+        with table().transaction() as change:
+            change.set_properties({"write.parquet.compression-level": value})
+
+    def foreign_column():
+        with table().update_schema() as change:
+            change.add_column("more", StringType())
+
+    def marker_gone():
+        with table().transaction() as change:
+            change.remove_properties("icestream.p.marker")
+
+    for step in (
+        lambda: None,
+        lambda: more("b.jsonl"),
+        foreign_rows,
+        lambda: foreign_property("3"),
+        lambda: foreign_property("4"),
+        foreign_column,
+        lambda: more("c.jsonl"),
+        lambda: table().manage_snapshots().rollback_to_snapshot(
+            table().snapshots()[1].snapshot_id
+        ).commit(),
+        marker_gone,
+    ):  # fmt: skip
+        step()
+        one, other = (
+            followed.load("shop.events"),
+            IcebergTables(jvm, catalog, "p").load("shop.events"),
+        )
+        for name in ("uuid", "marker", "lineage", "last_sequence", "schema_id"):
+            assert getattr(one, name) == getattr(other, name), name
+        documents = [each.base.document for each in (one, other)]
+        assert stage_target(documents[0], "x") == stage_target(documents[1], "x")
+    assert other.marker is None

@@ -10,19 +10,25 @@ from icestream.cli import output
 from icestream.config.load import Loaded, load
 from icestream.errors import UsageError
 from icestream.observe import history
-from icestream.status import pipeline_status
+from icestream.status import PipelineStatus, pipeline_status
+
+RATE = 5000  # records a second
+SEED = 7
+MALFORMED = 0.001
 
 _SIGN = ".icestream-demo"
+GENERATED = f"""\
+  type: generator
+  rate: {RATE}                  # records a second
+  seed: {SEED}
+  malformed: {MALFORMED}            # some records are cut off, to see them set aside
+"""
 _FILE = """\
 # A small shop: page events and order changes, made up as it goes, land in two Iceberg tables.
 name: demo
 catalog: {type: local, warehouse: ./warehouse}
 source:
-  type: generator
-  rate: 5000                  # records a second
-  seed: 7
-  malformed: 0.001            # some records are cut off, to see them set aside
-commit_interval: 5s
+<source>commit_interval: 5s
 state_location: ./state
 maintenance: false
 tables:
@@ -36,7 +42,7 @@ tables:
 """
 
 
-def prepare(folder: Path) -> Loaded:
+def prepare(folder: Path, source: str = GENERATED) -> Loaded:
     """A fresh folder with the demo's pipeline file; only an earlier demo is ever replaced."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _SIGN).exists():
@@ -48,13 +54,13 @@ def prepare(folder: Path) -> Loaded:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _SIGN).touch()
     file = folder / "icestream.yml"
-    file.write_text(_FILE)
-    output.note(f"demo: a shop at 5,000 records a second; everything is in {folder}/")
+    file.write_text(_FILE.replace("<source>", source))
+    output.note(f"demo: a shop at {RATE:,} records a second; everything is in {folder}/")
     return load(file)
 
 
-def summary(loaded: Loaded) -> None:
-    """What was ingested, and what to try next."""
+def summary(loaded: Loaded) -> PipelineStatus:
+    """What was ingested."""
     status = pipeline_status(loaded)
     state = Path(loaded.pipeline.state_location)
     rows = []
@@ -77,23 +83,24 @@ def summary(loaded: Loaded) -> None:
     total = sum(each.rows for each in status.tables)
     aside = sum(each.quarantined for each in status.tables)
     output.result(f"\n{total + aside:,} records in = {total:,} rows + {aside:,} quarantined")
-    output.result("\nnext, for example:")
-    for command in _commands(loaded.path):
-        output.result(f"  {command}")
+    return status
 
 
-def _commands(file: Path) -> list[str]:
+def suggest(file: Path, status: str = "status", runs: bool = True) -> None:
+    """What to try next; `runs`: the pipeline can go on."""
     program = _shown(Path(sys.argv[0])) if Path(sys.argv[0]).name == "icestream" else "icestream"
     python = _shown(Path(sys.executable))
     query = (
         f"import icestream; print(icestream.table('{file}', 'shop.page_events').scan("
         "selected_fields=('event_time', 'user_id', 'action', 'price'), limit=5).to_pandas())"
     )
-    return [
-        f"{program} status {file}",
-        f'{python} -c "{query}"',
-        f"{program} run {file}    # goes on where the demo stopped; Ctrl-C stops it",
-    ]
+    output.result("\nnext, for example:")
+    output.result(f"  {program} {status} {file}")
+    output.result(f'  {python} -c "{query}"')
+    if runs:
+        output.result(
+            f"  {program} run {file}    # goes on where the demo stopped; Ctrl-C stops it"
+        )
 
 
 def _shown(program: Path) -> str:

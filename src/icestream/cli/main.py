@@ -34,15 +34,22 @@ def cli(context: click.Context, log_format: str) -> None:
 @click.option(
     "--folder", type=click.Path(path_type=Path), default="icestream-demo", help="Where to put it."
 )
+@click.option("--kafka", is_flag=True, help="Through a real Kafka broker, started for the demo.")
 @click.pass_obj
-def demo(log_format: str, seconds: int, folder: Path) -> None:
+def demo(log_format: str, seconds: int, folder: Path, kafka: bool) -> None:
     """Run a small shop into a local lake, then show what was ingested."""
-    from icestream.cli.demo import prepare, summary
+    from icestream.cli.demo import prepare, suggest, summary
     from icestream.cli.watch import run_watched
 
+    if kafka:
+        from icestream.cli.demo_kafka import run_demo
+
+        run_demo(folder, seconds, log_format)
+        return
     loaded = prepare(folder)
     run_watched([loaded], log_format, seconds=seconds)
     summary(loaded)
+    suggest(loaded.path)
 
 
 @cli.command()

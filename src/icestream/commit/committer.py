@@ -16,6 +16,8 @@ from icestream.commit.marker import Marker, Positions, property_name, summary
 from icestream.commit.protocol import Ancestor, CommitFailed, TableView
 from icestream.errors import Replaced, Unreachable
 
+_FOLLOWED = 5_000  # snapshots; expiry keeps tables far below
+
 
 @dataclass(frozen=True)
 class Append:
@@ -31,7 +33,8 @@ class Base:
 
     operations: Any
     metadata: Any
-    document: Mapping[str, Any]  # the same metadata as Iceberg's JSON
+    document: Mapping[str, Any]  # of the same metadata, in Iceberg's JSON, what we look at
+    rest: str = ""  # tells whether anything but the snapshots has changed
 
 
 class IcebergTables:
@@ -42,6 +45,7 @@ class IcebergTables:
         self._catalog = catalog
         self._pipeline = pipeline
         self._operations: dict[str, Any] = {}
+        self._seen: dict[str, TableView] = {}
         # NaN and infinity can be partition values; Iceberg's own mapper does not read them back.
         core = jvm.org.apache.iceberg.shaded.com.fasterxml.jackson.core
         odd_numbers = getattr(core, "JsonParser$Feature").ALLOW_NON_NUMERIC_NUMBERS
@@ -59,9 +63,39 @@ class IcebergTables:
         except Py4JJavaError as failure:
             self._operations.pop(name, None)
             raise _load_error(name, failure) from None
+        document, rest = self._document(self._seen.get(name), metadata)
+        view = view_of(document, self._pipeline, Base(operations, metadata, document, rest))
+        self._seen[name] = view
+        return view
+
+    def _document(self, seen: TableView | None, metadata: Any) -> tuple[Mapping[str, Any], str]:
+        """The metadata as JSON. It grows with every snapshot, so one more is only added to it."""
         iceberg = self._jvm.org.apache.iceberg
-        document = json.loads(iceberg.TableMetadataParser.toJson(metadata))
-        return view_of(document, self._pipeline, Base(operations, metadata, document))
+        properties, marker = metadata.properties(), property_name(self._pipeline)
+        stored = properties.get(marker)
+        # All else that a commit of somebody may have changed, in one question.
+        rest = f"{properties.toString().replace(stored or '', '')} {metadata.currentSchemaId()} "
+        rest += f"{metadata.defaultSpecId()} {metadata.defaultSortOrderId()} {metadata.uuid()}"
+        newest = metadata.currentSnapshot()
+        known: Base | None = seen.base if seen else None
+        if known is None or newest is None or known.rest != rest:
+            return json.loads(iceberg.TableMetadataParser.toJson(metadata)), rest
+        document = known.document
+        snapshots = document.get("snapshots", [])
+        at, count = newest.snapshotId(), metadata.snapshots().size()
+        before = document.get("current-snapshot-id")
+        told = document["properties"].get(marker)
+        if (at, count, stored) == (before, len(snapshots), told):
+            return document, rest
+        if newest.parentId() != before or count != len(snapshots) + 1 or len(snapshots) > _FOLLOWED:
+            return json.loads(iceberg.TableMetadataParser.toJson(metadata)), rest
+        return {
+            **document,
+            "properties": {**document["properties"], marker: stored},
+            "snapshots": [*snapshots, json.loads(iceberg.SnapshotParser.toJson(newest))],
+            "current-snapshot-id": at,
+            "last-sequence-number": metadata.lastSequenceNumber(),
+        }, rest
 
     def exists(self, name: str) -> bool:
         """Whether the catalog knows the table."""

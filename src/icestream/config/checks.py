@@ -45,6 +45,15 @@ def _source(pipeline: Pipeline) -> Iterator[Problem]:
         yield Problem(("source",), "exactly one of `topics` and `topic_pattern` is needed")
 
 
+def _included(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
+    source = pipeline.source
+    switched = "metadata_columns" in rule.model_fields_set
+    shown = rule.metadata_columns if switched else pipeline.defaults.metadata_columns
+    if isinstance(source, KafkaSource) and source.include and not shown:
+        where = (*loc, "metadata_columns") if switched else ("defaults", "metadata_columns")
+        yield Problem(where, "`source.include` adds to the metadata columns: not without them")
+
+
 def _twice(pipeline: Pipeline) -> Iterator[Problem]:
     yield from _said(pipeline.catalog.properties, ("catalog", "properties"), _CATALOG_KEYS)
     source = pipeline.source
@@ -85,6 +94,7 @@ def _tables(pipeline: Pipeline) -> Iterator[Problem]:
             continue
         yield from _name(pipeline, rule, loc)
         yield from _columns(rule, loc)
+        yield from _included(pipeline, rule, loc)
         yield from _mode(pipeline, rule, loc)
         if rule.name is None or PLACEHOLDER.search(rule.name):
             continue

@@ -82,6 +82,10 @@ class Source(Protocol):
         """The stream from `begin` on; `once` ends at what is there now."""
         ...
 
+    def tasks(self, batch: Range, cores: int) -> int | None:
+        """How many tasks a range is worth at most; None: one per part that Spark has planned."""
+        ...
+
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """Identity of these streams now; a changed one means a re-created topic."""
         ...

@@ -125,6 +125,9 @@ class FilesSource:
         }
         return open_stream(spark, "icestream.sources.files:FilesPlanner", settings, scratch)
 
+    def tasks(self, batch: Range, cores: int) -> None:
+        """The planner cuts the work."""
+
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """A folder has no identity of its own."""
         return {}

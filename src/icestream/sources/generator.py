@@ -83,6 +83,9 @@ class GeneratorSource:
         }
         return open_stream(spark, "icestream.sources.generator:ShopPlanner", settings, scratch)
 
+    def tasks(self, batch: Range, cores: int) -> None:
+        """The planner cuts the work."""
+
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """Another seed is another stream."""
         return dict.fromkeys(streams, f"{self._seed}@{self._began_ms}")

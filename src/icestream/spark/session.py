@@ -38,7 +38,10 @@ _SETTINGS = {
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.stopTimeout": "60s",
+    "spark.kafka.consumer.cache.capacity": "2000",  # 64 otherwise: more partitions begin anew
 }
+
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
 _LOGGING = """\
 status = error
@@ -138,8 +141,11 @@ def _settings(
     conf["spark.driver.extraClassPath"] = os.pathsep.join(
         [*jar_files, *filter(None, [settings.get("spark.driver.extraClassPath")])]
     )
+    own = settings.get("spark.driver.extraJavaOptions", "")
+    # Rows are short-lived garbage on few cores: a collector that only serves throughput wins.
+    collector = [] if _COLLECTOR.search(own) else ["-XX:+UseParallelGC"]
     conf["spark.driver.extraJavaOptions"] = " ".join(
-        [java, *java_options, *filter(None, [settings.get("spark.driver.extraJavaOptions")])]
+        [java, *collector, *java_options, *filter(None, [own])]
     )
     return conf
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _EARLIEST = -2  # Spark's word for it in `startingOffsets`
+_RECORDS_PER_TASK = 50_000
+_FETCH_MEMORY = 256 << 20
+_SMALLEST_FETCH, _LARGEST_FETCH = 128 << 10, 8 << 20
+_OUTAGE_SECONDS = 60.0  # a run under way waits so long for brokers, as Spark does
+_PAUSE_SECONDS = 0.5
 
 
 class KafkaSource:
@@ -112,7 +118,7 @@ class KafkaSource:
         self._ends = Ends(self._cluster, partitions)
         reader = (
             spark.readStream.format("kafka")
-            .option("kafka.isolation.level", "read_committed")
+            .options(**_tuning(sum(len(numbers) for numbers in partitions.values())))
             .options(**self._options)
             .options(**added(self._options))
             .option("kafka.bootstrap.servers", self._bootstrap)
@@ -126,13 +132,30 @@ class KafkaSource:
         else:
             assert self._pattern is not None
             reader = reader.option("subscribePattern", java_pattern(self._pattern.pattern))
-        columns = ["topic", "partition", "offset", "timestamp", "key", "value"]
-        return reader.load().select(*columns, *(["headers"] if self._headers else []))
+        # No selection here: it would copy every row once more on its way to the task.
+        return reader.load()
+
+    def tasks(self, batch: Range, cores: int) -> int:
+        """As many as the records are worth: a task and its files cost more than some thousand."""
+        records = sum(
+            at - batch.start.get(topic, {}).get(number, 0)
+            for topic, partitions in batch.stop.items()
+            for number, at in partitions.items()
+        )
+        return max(1, min(2 * cores, -(-records // _RECORDS_PER_TASK)))
 
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """The topic ids; a topic that is gone has none, and neither has one of an old broker."""
-        found = self._cluster.describe(list(streams))
-        return {name: topic.id for name, topic in found.items() if topic.id}
+        names = list(streams)
+        deadline = time.monotonic() + (_OUTAGE_SECONDS if self._ends else 0)
+        while True:
+            try:
+                found = self._cluster.describe(names)
+                return {name: topic.id for name, topic in found.items() if topic.id}
+            except Unreachable:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
 
     def stream_of(self, topic: str) -> str:
         """A topic is a stream."""
@@ -176,13 +199,29 @@ class KafkaSource:
 
 
 class AsDelivered:
-    """Spark's Kafka rows are records already."""
+    """Spark's Kafka rows are records already, but for a column that nobody needs."""
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Hand them on."""
-        return batches
+        for batch in batches:
+            yield batch.drop_columns(["timestampType"])
+
+
+def _tuning(partitions: int) -> dict[str, str]:
+    """Large fetches, as far as the leftovers of all partitions together fit into memory."""
+    fetch = min(_LARGEST_FETCH, max(_SMALLEST_FETCH, _FETCH_MEMORY // max(1, partitions)))
+    return {
+        "kafka.isolation.level": "read_committed",
+        # 500 otherwise, for which every task waits: Spark asks for the log's ends while a fetch
+        # at its end is under way, and a broker answers a connection's requests one by one.
+        "kafka.fetch.max.wait.ms": "10",
+        "kafka.max.poll.records": "10000",
+        "kafka.max.partition.fetch.bytes": str(fetch),
+        "kafka.fetch.max.bytes": str(_FETCH_MEMORY // 4),
+    }
 
 
 def java_pattern(pattern: str) -> str:
-    """A Python pattern for Java: named groups lose their names, which only routing needs."""
-    return re.sub(r"(?<!\\)((?:\\\\)*)\(\?P<\w+>", r"\1(", pattern)
+    """A Python pattern for Java: without names of groups, and never a topic of Kafka's own."""
+    plain = re.sub(r"(?<!\\)((?:\\\\)*)\(\?P<\w+>", r"\1(", pattern)
+    return f"(?!__)(?:{plain})"
