@@ -24,6 +24,7 @@ from runs import LIVE_RATE, Failed, drain, live
 
 ROOT = Path(__file__).parent.parent
 EVENTS = "events"
+PORTION = 1_000_000
 
 
 def main() -> int:
@@ -114,9 +115,10 @@ class Campaign:
         lake, peer = Lake(folder / "warehouse"), self.systems[name]
         if not peer.MAKES_TABLE:
             lake.create()
-        # Ten commits at least, so that a small run has a steady state, too.
-        portion = min(1_000_000, self.options.records // 10)
-        job = peers.Job(folder, bootstrap, topic, lake, topic != EVENTS, portion)
+        is_live = topic != EVENTS
+        # Ten commits at least, so that a small backlog has a steady state, too.
+        portion = PORTION if is_live else min(PORTION, self.options.records // 10)
+        job = peers.Job(folder, bootstrap, topic, lake, is_live, portion)
         say(f"{name}: topic {topic}")
         try:
             self.result["systems"][name] |= run(peer, job)

@@ -32,9 +32,9 @@ def drain(peer: Peer, job: Job, right: dict[str, int]) -> dict[str, Any]:
     # A system that commits by the clock is not to blame for the wait before its last commit.
     waited = tree.idle_between(commits[last - 1].at, commits[last].at) if last else 0.0
     steady = figures(tree, commits[first], commits[last], waited) if first < last else None
-    chosen = steady or total
+    # Without a steady state there is no figure: one with start-up in it compares with nothing.
     names = ("records_per_s", "cpu_s_per_million")
-    return {name: chosen[name] for name in names} | {
+    return {name: steady and steady[name] for name in names} | {
         "peak_rss_mb": total["peak_rss_mb"],
         "commits": last + 1,
         "total": total,

@@ -66,7 +66,7 @@ def produce(
             "enable.idempotence": True,
             "message.max.bytes": LARGEST,
             "delivery.timeout.ms": SECONDS * 1000,
-            "topic.metadata.propagation.max.ms": 2000,  # then a topic is known not to exist
+            "topic.metadata.propagation.max.ms": 15_000,  # then a topic is known not to exist
         }
     )
     for at, value in enumerate(values):

@@ -69,6 +69,7 @@ def command(job: Job) -> Command:
         "execution.checkpointing.interval": f"{job.commit_ms} ms",
         "pipeline.object-reuse": "true",
         "table.dml-sync": "true",
+        "io.tmp.dirs": job.folder,
         "rest.bind-address": HOST,
         "jobmanager.bind-host": HOST,
         "taskmanager.bind-host": HOST,
@@ -82,7 +83,8 @@ def command(job: Job) -> Command:
     history = str(job.folder / "history")
     client = ("org.apache.flink.table.client.SqlClient", "-f", "job.sql", "-hist", history)
     environment = {"FLINK_CONF_DIR": str(conf)}
-    return Command([binary, *opened, *flags, *client], job.folder, environment)
+    scratch = f"-Djava.io.tmpdir={job.folder}"
+    return Command([binary, scratch, *opened, *flags, *client], job.folder, environment)
 
 
 def _sql(job: Job) -> str:

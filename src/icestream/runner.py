@@ -18,7 +18,7 @@ from icestream.config.load import Loaded
 from icestream.config.model import Pipeline as Config
 from icestream.errors import ConfigError, GaveUp, IcestreamError, InternalError
 from icestream.formats import format_for
-from icestream.observe.events import Bus, Event, Listener, RunFailed, RunStopped
+from icestream.observe.events import Bus, Event, Listener, RunFailed, RunStopped, TableCommitted
 from icestream.observe.history import History
 from icestream.pipeline import Pipeline
 from icestream.sources import Source, source_for
@@ -79,7 +79,7 @@ def run(
     accept_loss: bool = False,
     progress: Callable[..., Any] | None = None,
 ) -> None:
-    """Run until stopped, or until everything that is there is committed, or for a time."""
+    """Run until stopped, or until all that is there is committed, or for a time with commits."""
     from icestream.spark import session
 
     configs = [each.pipeline for each in files]
@@ -146,11 +146,13 @@ def run_on(
     with ExitStack() as stack:
         for config in configs:
             bus.join(_history(config, stack))
+        begun = threading.Event()
+        bus.join(lambda event: begun.set() if isinstance(event, TableCommitted) else None)
         try:
             for config in configs:
                 if not stop.is_set():
                     runs.append(_start(spark, config, bus, once, accept_loss))
-            reason = _wait(runs, stop, seconds)
+            reason = _wait(runs, stop, seconds, begun)
         finally:
             # Asking all before waiting for any: each may be in the middle of a batch.
             for each in runs:
@@ -249,10 +251,13 @@ def _drain(each: _Run, ends: bool) -> None:
     each.drained.set()
 
 
-def _wait(runs: Sequence[_Run], stop: threading.Event, seconds: float | None) -> str:
+def _wait(
+    runs: Sequence[_Run], stop: threading.Event, seconds: float | None, begun: threading.Event
+) -> str:
+    """Wait for the end; `seconds` count from the first commit, however long the start takes."""
     left = seconds
     while not stop.wait(_POLL_SECONDS if left is None else min(_POLL_SECONDS, max(left, 0))):
-        if left is not None:
+        if left is not None and begun.is_set():
             left -= _POLL_SECONDS
             if left <= 0:
                 return "time is up"

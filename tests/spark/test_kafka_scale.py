@@ -9,87 +9,90 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from feeds import ids
+from feeds import Feed
+from icestream.broker import Broker
 from icestream.errors import Unreachable
 from icestream.observe.events import TableCommitted
 from icestream.sources.kafka.client import Cluster
-from servers import delete_topic, soon
+from servers import soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 PARTITIONS = 1000
 TOPICS = 50
+COLUMNS = {"columns": {"id": "bigint"}}
 
 
-def spread(feed, numbers):
-    """One record for each number, over all partitions in turn."""
+def create(feed, partitions):
+    """Return when each partition has a leader: a broker takes its time to make a thousand."""
+    cluster = Cluster(feed.bootstrap, {})
+
+    def led():
+        try:
+            return bool(cluster.latest({name: range(n) for name, n in partitions.items()}))
+        except Unreachable:
+            return False
+
+    with AdminClient({"bootstrap.servers": feed.bootstrap}) as admin:
+        topics = [NewTopic(name, count, 1) for name, count in partitions.items()]
+        for done in admin.create_topics(topics, operation_timeout=60).values():
+            done.result(60)
+    assert soon(led, 60)
+    cluster.close()
+
+
+def put(feed, records):
+    """Write (topic, partition, id) by one producer."""
     failed = []
     producer = Producer({"bootstrap.servers": feed.bootstrap, "enable.idempotence": True})
-    for n in numbers:
+    for topic, partition, number in records:
         producer.produce(
-            feed.topic,
-            json.dumps({"id": n}),
-            partition=n % PARTITIONS,
+            topic,
+            json.dumps({"id": number}),
+            partition=partition,
             on_delivery=lambda error, _: error and failed.append(error),
         )
     assert producer.flush(60) == 0
     assert not failed
 
 
-def led(feed):
-    """Every partition has a leader: a broker takes its time to make a thousand."""
-    cluster = Cluster(feed.bootstrap, {})
-    try:
-        return bool(cluster.latest({feed.topic: range(PARTITIONS)}))
-    except Unreachable:
-        return False
-    finally:
-        cluster.close()
-
-
-def test_a_thousand_partitions(feed):
-    feed.create(PARTITIONS)
-    assert soon(lambda: led(feed), 60)
-    feed.configure()
-    spread(feed, range(3 * PARTITIONS))
-    feed.lake.run()
-    [commit] = feed.commits()
-    assert len(commit.partitions) == PARTITIONS
-    spread(feed, range(3 * PARTITIONS, 3 * PARTITIONS + 10))
-    shutil.rmtree(feed.lake.folder / ".icestream")
-    feed.lake.run()
-    assert [commit.landed for commit in feed.commits()] == [10]
-    rows = feed.lake.rows("shop.events")
-    assert sorted(rows.column("id").to_pylist()) == list(range(3 * PARTITIONS + 10))
-    per_partition = Counter(rows.column("_src_partition").to_pylist())
-    assert per_partition == {n: 4 if n < 10 else 3 for n in range(PARTITIONS)}
-    assert feed.positions() == {str(n): count for n, count in per_partition.items()}
-    delete_topic(feed.bootstrap, feed.topic)
+def test_a_thousand_partitions(lake, tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("kafka")) as broker:
+        feed = Feed(lake, broker.bootstrap, "t")
+        create(feed, {"t": PARTITIONS})
+        feed.configure(tables=[{"name": "shop.events", **COLUMNS}])
+        put(feed, (("t", n % PARTITIONS, n) for n in range(3 * PARTITIONS)))
+        lake.run()
+        [commit] = feed.commits()
+        assert len(commit.partitions) == PARTITIONS
+        put(feed, (("t", n, 3 * PARTITIONS + n) for n in range(10)))
+        shutil.rmtree(lake.folder / ".icestream")
+        lake.run()
+        assert [commit.landed for commit in feed.commits()] == [10]
+        rows = lake.rows("shop.events")
+        assert sorted(rows.column("id").to_pylist()) == list(range(3 * PARTITIONS + 10))
+        counts = Counter(rows.column("_src_partition").to_pylist())
+        assert counts == {n: 4 if n < 10 else 3 for n in range(PARTITIONS)}
+        assert feed.positions() == {str(n): count for n, count in counts.items()}
 
 
 def test_fifty_topics_into_fifty_tables(feed):
-    lake = feed.lake
+    lake, prefix = feed.lake, feed.topic
     names = [f"t{n:02d}" for n in range(TOPICS)]
-    topics = {name: f"{feed.topic}.{name}" for name in names}
-    with AdminClient({"bootstrap.servers": feed.bootstrap}) as admin:
-        wanted = [NewTopic(topic, 2, 1) for topic in topics.values()]
-        for done in admin.create_topics(wanted, operation_timeout=30).values():
-            done.result(30)
-    pattern = re.escape(feed.topic) + r"\.(?P<table>\w+)"
-    feed.configure({"topic_pattern": pattern}, [{"name": "shop.{table}"}])
-    for at, topic in enumerate(topics.values()):
-        feed.put(ids(at * 100, at * 100 + 5 + at), topic)
+    create(feed, {f"{prefix}.{name}": 2 for name in names})
+    pattern = re.escape(prefix) + r"\.(?P<table>\w+)"
+    feed.configure({"topic_pattern": pattern}, [{"name": "shop.{table}", **COLUMNS}])
+    expected = {f"shop.{name}": [*range(at, at + 5 + at)] for at, name in enumerate(names)}
+    put(feed, ((f"{prefix}.{t[5:]}", n % 2, n) for t, numbers in expected.items() for n in numbers))
     lake.run()
-    expected = {
-        f"shop.{name}": list(range(at * 100, at * 100 + 5 + at)) for at, name in enumerate(names)
-    }
     assert {name: feed.ids(name) for name in expected} == expected
     # Some go on, the others stay; all have their place after the state is lost.
-    for at in (0, 17, 49):
-        feed.put(ids(at * 100 + 90, at * 100 + 92), topics[names[at]])
-        expected[f"shop.{names[at]}"] += [at * 100 + 90, at * 100 + 91]
+    more = {"t00": [900, 901], "t17": [902], "t49": [903, 904, 905]}
+    put(feed, ((f"{prefix}.{name}", 1, n) for name, numbers in more.items() for n in numbers))
     shutil.rmtree(lake.folder / ".icestream")
     lake.run()
     again = {e.table: e.landed for e in lake.events if isinstance(e, TableCommitted)}
-    assert again == {"shop.t00": 2, "shop.t17": 2, "shop.t49": 2}
+    assert again == {"shop.t00": 2, "shop.t17": 1, "shop.t49": 3}
+    for name, numbers in more.items():
+        expected[f"shop.{name}"] += numbers
     assert {name: feed.ids(name) for name in expected} == expected

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import re
-import sys
 from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,7 +14,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 
 from icestream.arrow import arrow_schema
-from icestream.spark import jars
 from icestream.write.stage import Stager, StageTarget
 
 pytestmark = pytest.mark.spark
@@ -120,30 +117,16 @@ def warehouse(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def spark_session_for_stage(warehouse):
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    given = os.environ.get("ICESTREAM_TEST_JARS")
-    paths = given.split(",") if given else [str(path) for path in jars.ensure(["core"])]
+def spark_session_for_stage(spark, warehouse):
+    """The session that all tests of a process share: its JVM takes up jars only when it starts."""
     uri = f"jdbc:sqlite:{warehouse}/catalog.db?journal_mode=WAL&busy_timeout=30000"
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.jars", ",".join(paths))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.catalog.staged", "org.apache.iceberg.spark.SparkCatalog")
-        .config("spark.sql.catalog.staged.type", "jdbc")
-        .config("spark.sql.catalog.staged.uri", uri)
-        .config("spark.sql.catalog.staged.warehouse", str(warehouse))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    session.sql("CREATE NAMESPACE IF NOT EXISTS staged.db")
-    yield session
-    session.stop()
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    spark.conf.set("spark.sql.catalog.staged", "org.apache.iceberg.spark.SparkCatalog")
+    spark.conf.set("spark.sql.catalog.staged.type", "jdbc")
+    spark.conf.set("spark.sql.catalog.staged.uri", uri)
+    spark.conf.set("spark.sql.catalog.staged.warehouse", str(warehouse))
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS staged.db")
+    return spark
 
 
 class Lake:

@@ -30,7 +30,9 @@ def cli(context: click.Context, log_format: str) -> None:
 
 
 @cli.command()
-@click.option("--seconds", type=click.IntRange(5, 3600), default=40, help="How long to ingest.")
+@click.option(
+    "--seconds", type=click.IntRange(5, 3600), default=40, help="How long, from the first commit."
+)
 @click.option(
     "--folder", type=click.Path(path_type=Path), default="icestream-demo", help="Where to put it."
 )
