@@ -48,7 +48,7 @@ def group_is_gone(group: int) -> bool:
 
 
 def test_records_keep_what_they_were_given(broker: Broker) -> None:
-    create_topic(broker.bootstrap, "plain")
+    create_topic(broker.bootstrap, "plain", retention_ms=-1)  # its times are of 1970
     produce(
         broker.bootstrap,
         "plain",
