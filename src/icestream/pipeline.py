@@ -33,7 +33,7 @@ from icestream.refusals import loss_refusal, refusal
 from icestream.route import Router
 from icestream.schema import merge_new_fields
 from icestream.sources import Losses, Source, Start
-from icestream.task import REPORT, Report, StageTask, TableTask
+from icestream.task import Report, StageTask, TableTask, report_type
 from icestream.write.design import Design, laid_out_columns, quarantine_design, quarantine_name
 from icestream.write.discard import discard
 from icestream.write.table import (
@@ -268,7 +268,7 @@ class Pipeline:
         began = time.monotonic()
         reports = {name: Report() for name in names}
         frame = self._fitted(frame, batch)
-        for name, text in frame.mapInArrow(task, REPORT).collect():  # type: ignore[arg-type]
+        for name, text in frame.mapInArrow(task, report_type()).collect():  # type: ignore[arg-type]
             if not name:
                 raise IcestreamError.from_facts(json.loads(text))
             reports[name] += Report.from_json(text)

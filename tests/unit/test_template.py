@@ -187,6 +187,7 @@ SCALARS = st.one_of(
 ROWS = st.dictionaries(st.sampled_from([*KINDS, "extra"]), SCALARS, max_size=5)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(ROWS, st.booleans(), st.booleans()), min_size=1, max_size=12))
 def test_any_objects_are_read_as_the_parser_reads_them(made):
@@ -200,6 +201,7 @@ def test_any_objects_are_read_as_the_parser_reads_them(made):
     same(rows, rule="ignore")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     st.lists(st.integers(0, 10**6), min_size=1, max_size=5),

@@ -214,7 +214,7 @@ def _tuning(partitions: int) -> dict[str, str]:
         "kafka.isolation.level": "read_committed",
         # 500 otherwise, for which every task waits: Spark asks for the log's ends while a fetch
         # at its end is under way, and a broker answers a connection's requests one by one.
-        "kafka.fetch.max.wait.ms": "10",
+        "kafka.fetch.max.wait.ms": "0",
         "kafka.max.poll.records": "10000",
         "kafka.max.partition.fetch.bytes": str(fetch),
         "kafka.fetch.max.bytes": str(_FETCH_MEMORY // 4),
