@@ -17,7 +17,7 @@ from icestream.broker import WATCHDOG
 EVERY_SECONDS = 0.2
 STOP_SECONDS = 30
 IDLE_CORES = 0.25
-_TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -56,7 +56,7 @@ class Tree(threading.Thread):
     def sample(self) -> None:
         now, alive = time.time(), self._alive()
         # What a parent has waited for is in its own times: nothing is counted twice or lost.
-        cpu = sum(each.cpu for each in alive.values()) / _TICKS
+        cpu = sum(each.cpu for each in alive.values()) / TICKS
         cpu = max(cpu, self.samples[-1][1]) if self.samples else cpu
         self.samples.append((now, cpu, sum(each.rss for each in alive.values())))
 

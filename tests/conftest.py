@@ -4,7 +4,7 @@ import json
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from icestream.config.load import Loaded, load
 from icestream.observe.events import Bus, Event, Listener
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `from servers import …`
-pytest_plugins = ["servers", "feeds"]
+pytest_plugins = ["commands", "servers", "feeds", "rest_server"]
 
 # Tests start many JVMs and keep none for long: the quick compiler and the simple collector win.
 QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -33,6 +33,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started = session.start("tests", tmp_path_factory.mktemp("spark"), settings, ["kafka"])
     yield started
     started.stop()
+
+
+@pytest.fixture
+def arm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Arm failpoints in this process."""
+    from icestream import failpoints
+
+    def armed(text: str) -> None:
+        monkeypatch.setenv(failpoints.VARIABLE, text)
+        failpoints._armed.cache_clear()
+
+    yield armed
+    failpoints._armed.cache_clear()
 
 
 @dataclass

@@ -7,6 +7,7 @@ IcestreamError                 1   ran and failed
 │   └── JarsMissing           69   jars are not in the cache and could not be fetched
 ├── InternalError             70   a bug of ours
 ├── GaveUp                    75   gave up after retries; a restart is safe
+│   └── SparkEnded            75   Spark's Java process is gone; a restart is safe
 ├── ConfigError               78   the pipeline file is wrong
 │   └── NotBuilt              78   the key is known, its feature does not exist yet
 ├── SetupError                 1   this machine lacks something (Java, disk, memory)
@@ -84,6 +85,10 @@ class GaveUp(IcestreamError):
     """Retries are used up; nothing is lost and a restart is safe."""
 
     exit_code = 75
+
+
+class SparkEnded(GaveUp):
+    """The JVM that we drive has died or was killed: only a new process has a new one."""
 
 
 class ConfigError(IcestreamError):

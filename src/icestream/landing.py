@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from icestream.commit import protocol
 from icestream.commit.committer import Append, IcebergTables
 from icestream.commit.marker import Counts, Marker, Positions
-from icestream.commit.protocol import Claim, Outcome, Plan, Range, Settled, TableView
+from icestream.commit.protocol import Claim, Outcome, Plan, Range, Settled, Standing, TableView
 from icestream.config.options.table import TableRule
 from icestream.errors import GaveUp, InternalError
+from icestream.failpoints import failpoint
 from icestream.observe import events
 from icestream.observe.events import Bus
 from icestream.refusals import refusal
@@ -92,6 +93,7 @@ class Landing:
             self._tables, name, view, claimed, Append(), _pause, look=still_ours
         )
         self._report(name, settled)
+        failpoint("claimed")
         return self._tables.load(name)
 
     def land(self, work: Work, report: Report, stage_seconds: float) -> bool:
@@ -110,6 +112,7 @@ class Landing:
             name, rows = quarantine_name(work.table.name), Counts(landed=aside.records)
             if self._append(name, work.quarantine, work, aside, rows, watermark) is None:
                 return False
+            failpoint("quarantine-committed")
         append = Append([file.content_json for file in report.files], report.landed)
         attempts = self._append(work.table.name, work.view, work, append, counts, watermark)
         if attempts is None:
@@ -159,6 +162,7 @@ class Landing:
 
     def forgive(self, name: str, view: TableView, losses: Losses) -> TableView:
         """Record losses in a table of ours by an empty append; → how it is then."""
+        self._refuse_unless_ours(name, view)
         commit_id = uuid.uuid4().hex
 
         def forgiven(seen: TableView) -> Marker:
@@ -175,9 +179,8 @@ class Landing:
     def advance(self, table: RunTable) -> None:
         """Write progress without rows into the table, by an empty append from what we see."""
         view = self._tables.load(table.name)
-        if not self.owns(view) or view.marker is None:
-            raise refusal(table.name, Outcome.FENCED.value, view)
-        reached = view.marker.positions
+        self._refuse_unless_ours(table.name, view)
+        reached = located(view).marker.positions
         if protocol.furthest(reached, table.progress) != reached:
             batch = Range(reached, table.progress)
             plan = Plan(protocol.Verdict.COMMIT, {})
@@ -185,6 +188,14 @@ class Landing:
             work = Work(table, batch, view, plan, None, uuid.uuid4().hex, ids)
             self._append(table.name, view, work, Append(), Counts(), None)
         table.advanced_at = time.monotonic()
+
+    def _refuse_unless_ours(self, name: str, view: TableView) -> None:
+        """Planning has looked at a table with rows; nobody has at a quiet one or a quarantine."""
+        stand = protocol.standing(view)
+        if stand in (Standing.REWOUND, Standing.REPLACED):
+            raise refusal(name, stand.value, view)
+        if not self.owns(view):
+            raise refusal(name, Outcome.FENCED.value, view)
 
     def _check(self, work: Work, report: Report, counts: Counts) -> None:
         """What must hold after staging and before anything is committed."""
@@ -206,6 +217,7 @@ class Landing:
         watermark: int | None,
     ) -> int | None:
         """One commit by the protocol; → attempts, or None when the batch must be planned again."""
+        self._refuse_unless_ours(name, view)
         old = view.marker.details if view.marker else {}
         stop, commit_id = work.batch.stop, work.commit_id
         details = self._source.keep(stop, located_at(view), commit_id, old)
@@ -215,6 +227,7 @@ class Landing:
                 seen, work.batch, commit_id, counts, watermark, details, work.stream_ids
             )
 
+        failpoint("marker-checked")
         settled = protocol.settle(self._tables, name, view, advanced, append, _pause)
         if settled.outcome is Outcome.RESTAGE:
             return None

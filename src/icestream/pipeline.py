@@ -25,6 +25,7 @@ from icestream.config.model import Pipeline as Config
 from icestream.config.options.table import TableRule
 from icestream.config.route import Route
 from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused, Unreachable
+from icestream.failpoints import failpoint
 from icestream.formats import Format
 from icestream.landing import Landing, RunTable, Work, describe, located
 from icestream.observe import events
@@ -82,6 +83,7 @@ class Pipeline:
         self._run: dict[str, RunTable] = {}
         self._unrouted: set[str] = set()
         self._begin: Positions = {}
+        self.under_way: Range | None = None  # the batch at work, or the one that failed
         self._widest: int | None = None  # bytes of the largest record in the last batch
         self._scratch = Path()
 
@@ -165,6 +167,7 @@ class Pipeline:
         design = self._design(route.table, route.rule)
         if self._builder.create(design):
             self._emit(events.TableCreated, table=route.table)
+            failpoint("table-created")
         base = self._tables.load(route.table).base
         if lacking := lacks_included(design, base.document):
             self._builder.evolve(design, base, lacking)
@@ -185,7 +188,8 @@ class Pipeline:
 
     def process(self, frame: "DataFrame", batch_id: int) -> None:
         """Bring one range of the source into the tables, each record once."""
-        batch = self._range(batch_id)
+        batch = self.under_way = self._range(batch_id)
+        failpoint("offsets-logged")
         routes = self._routes(batch)
         for _ in range(_ROUNDS):
             ids = self._source.stream_ids(batch.stop)
@@ -204,8 +208,10 @@ class Pipeline:
                 where=describe(batch),
                 hint="somebody keeps changing the tables; a restart is safe",
             )
+        failpoint("tables-done")
         for table in self._run.values():
             self._move_on(table, batch, routes)
+        self.under_way = None
 
     def _range(self, batch_id: int) -> Range:
         """What Spark logged for this batch, never what was seen of it."""
@@ -273,6 +279,7 @@ class Pipeline:
                 raise IcestreamError.from_facts(json.loads(text))
             reports[name] += Report.from_json(text)
         self._widest = max(report.widest for report in reports.values())
+        failpoint("files-staged")
         return reports, time.monotonic() - began
 
     def _fitted(self, frame: "DataFrame", batch: Range) -> "DataFrame":
@@ -312,11 +319,14 @@ class Pipeline:
                 discard([*report.files, *report.quarantine_files])
             return False
         self._same_streams(due)
+
+        def land(work: Work) -> bool:
+            done = self._landing.land(work, reports[work.table.name], seconds)
+            failpoint("between-tables")
+            return done
+
         with ThreadPoolExecutor(min(_PARALLEL_COMMITS, len(due))) as pool:
-            done = list(
-                pool.map(lambda w: self._landing.land(w, reports[w.table.name], seconds), due)
-            )
-        return all(done)
+            return all(list(pool.map(land, due)))
 
     def _same_streams(self, due: Sequence[Work]) -> None:
         """What was read came from the streams that were planned for: their identities held."""
@@ -358,6 +368,7 @@ class Pipeline:
                     self._builder.evolve(table.design, work.view.base, new)
                 except protocol.CommitFailed:
                     continue  # somebody was faster: planning again sees what is there now
+                failpoint("schema-evolved")
                 names = tuple(".".join((*each.parent, each.name)) for each in new)
                 if names:
                     self._emit(events.SchemaEvolved, table=table.name, columns=names)

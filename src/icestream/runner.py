@@ -1,74 +1,37 @@
-"""Runs pipelines: starts Spark, starts each stream, waits, stops at a commit, cleans up."""
+"""Runs pipelines: starts Spark, starts each stream, supervises them, stops at a commit."""
 
-import shutil
 import signal
 import threading
-import traceback
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from icestream import running
 from icestream.catalogs import catalog_for, spark_conf
-from icestream.commit.committer import IcebergTables
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline as Config
-from icestream.errors import ConfigError, GaveUp, IcestreamError, InternalError
-from icestream.formats import format_for
-from icestream.observe.events import Bus, Event, Listener, RunFailed, RunStopped, TableCommitted
+from icestream.errors import ConfigError, GaveUp, IcestreamError
+from icestream.observe.events import (
+    Bus,
+    Event,
+    Listener,
+    RunFailed,
+    RunRestarting,
+    RunStopped,
+    TableCommitted,
+)
 from icestream.observe.history import History
-from icestream.pipeline import Pipeline
-from icestream.sources import Source, source_for
-from icestream.sources.planned import planner_failure
-from icestream.write.design import declared_design
-from icestream.write.table import Builder
+from icestream.patience import Patience, passes
+from icestream.running import Run
+from icestream.sources import source_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
 
 _POLL_SECONDS = 0.2
-
-
-class StopRequested(Exception):
-    """Raised into Spark when a batch comes up after the stop; nothing was done for it."""
-
-
-@dataclass
-class _Run:
-    """One pipeline on its way."""
-
-    config: Config
-    pipeline: Pipeline
-    source: Source
-    scratch: Path
-    query: "StreamingQuery | None" = None
-    failure: BaseException | None = None
-    stopping: bool = False
-    refused: bool = False  # a batch came up after the stop and was sent away
-    at_work: threading.Lock = field(default_factory=threading.Lock)
-    drained: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def broken(self) -> bool:
-        """Whether the stream ended though nobody asked it to."""
-        query = self.query
-        return query is not None and not query.isActive and query.exception() is not None
-
-    def handle(self, frame: "DataFrame", batch_id: int) -> None:
-        """Spark's foreachBatch: one batch, or nothing at all once we are stopping."""
-        with self.at_work:
-            if self.stopping:
-                self.refused = True
-                raise StopRequested
-            try:
-                self.pipeline.process(frame, batch_id)
-            except BaseException as failure:
-                self.failure = failure
-                raise
 
 
 def run(
@@ -98,7 +61,8 @@ def run(
         try:
             run_on(spark, configs, bus, once, seconds, stop, accept_loss)
         finally:
-            spark.stop()
+            with suppress(Exception):  # it may be the one that died
+                spark.stop()
 
 
 @contextmanager
@@ -141,7 +105,7 @@ def run_on(
 ) -> None:
     """Run pipelines on a session that somebody else owns."""
     stop = stop or threading.Event()
-    runs: list[_Run] = []
+    watched: list[Supervised] = []
     reason = "stopped"
     with ExitStack() as stack:
         for config in configs:
@@ -151,17 +115,112 @@ def run_on(
         try:
             for config in configs:
                 if not stop.is_set():
-                    runs.append(_start(spark, config, bus, once, accept_loss))
-            reason = _wait(runs, stop, seconds, begun)
+                    watched.append(Supervised(spark, config, bus, once, accept_loss))
+            reason = _wait(watched, stop, seconds, begun)
         finally:
             # Asking all before waiting for any: each may be in the middle of a batch.
-            for each in runs:
-                each.stopping = True
-            for each in runs:
-                _stop(each, bus, reason)
-    for each in runs:
+            for each in watched:
+                each.ask_to_stop()
+            for each in watched:
+                each.stop(reason)
+    for each in watched:
         if each.failure is not None:
-            raise _explained(each)
+            raise each.failure
+
+
+class Supervised:
+    """A pipeline over its restarts: a run that breaks is begun again, after a wait, for a while."""
+
+    def __init__(
+        self, spark: "SparkSession", config: Config, bus: Bus, once: bool, accept_loss: bool
+    ) -> None:
+        self._spark = spark
+        self._config = config
+        self._bus = bus
+        self._once = once
+        self._patience = Patience()
+        self._due: float | None = None  # when the next try begins
+        self.failure: IcestreamError | None = None
+        bus.join(self._notice)
+        # The first start is no restart: who mistyped an address wants to know now.
+        self._run: Run | None = running.start(spark, config, bus, once, accept_loss)
+
+    @property
+    def drained(self) -> bool:
+        """Whether all that was there is committed."""
+        return self._run is not None and self._run.drained.is_set()
+
+    def look(self, now: float) -> bool:
+        """Deal with a broken run, begin a due one; → whether it is worth going on."""
+        if self._run is None:
+            if self._due is not None and now >= self._due:
+                self._begin(now)
+        elif self._run.broken:
+            broken, self._run = self._run, None
+            broken.end()
+            self._failed(broken.failure, broken.pipeline.run_id, broken.stuck_on, now)
+        return self.failure is None
+
+    def ask_to_stop(self) -> None:
+        """No batch begins any more."""
+        if self._run:
+            self._run.stopping = True
+
+    def stop(self, reason: str) -> None:
+        """Wait for the commit of the batch under way, then end."""
+        if self._run:
+            self._run.end()
+            self._run.tell(self._bus, reason)
+            if isinstance(self._run.failure, IcestreamError):
+                self.failure = self._run.failure
+        elif self.failure is None:  # stopped while it waited for its next try
+            self._bus.emit(RunStopped(self._config.name, "", reason))
+        self._run = None
+
+    def _begin(self, now: float) -> None:
+        self._due = None
+        try:
+            # What was lost by now was not meant by `--accept-loss` when we were started.
+            self._run = running.start(self._spark, self._config, self._bus, self._once, False)
+        except IcestreamError as failure:
+            self._failed(failure, "", None, now)
+
+    def _failed(
+        self, failure: BaseException | None, run_id: str, stuck_on: str | None, now: float
+    ) -> None:
+        assert isinstance(failure, IcestreamError), "a run that broke was explained at its end"
+        wait = self._patience.wait(failure, now)
+        if wait is not None:
+            self._due = now + wait
+            self._bus.emit(
+                RunRestarting(
+                    self._config.name, run_id, self._patience.failures, wait, str(failure), stuck_on
+                )
+            )
+            return
+        tries = self._patience.failures
+        self.failure = failure if tries == 1 else _gave_up(self._config, failure, tries, stuck_on)
+        self._bus.emit(
+            RunFailed(self._config.name, run_id, str(self.failure), type(self.failure).__name__)
+        )
+
+    def _notice(self, event: Event) -> None:
+        if isinstance(event, TableCommitted) and event.pipeline == self._config.name:
+            self._patience.progressed()
+
+
+def _gave_up(
+    config: Config, failure: IcestreamError, tries: int, stuck_on: str | None
+) -> IcestreamError:
+    """What is left to say after many tries; a refusal is a refusal after any number of them."""
+    if not passes(failure):
+        return failure
+    cause = failure.what.removeprefix(f"pipeline `{config.name}`: ")
+    return GaveUp(
+        f"pipeline `{config.name}`: {tries} tries without a commit: {cause}",
+        where=stuck_on or failure.where,
+        hint=failure.hint or "nothing is lost, and a restart is safe",
+    )
 
 
 def _warm_up(spark: "SparkSession") -> None:
@@ -185,74 +244,11 @@ def _history(config: Config, stack: ExitStack) -> Listener:
     return listen
 
 
-def _start(spark: "SparkSession", config: Config, bus: Bus, once: bool, accept_loss: bool) -> _Run:
-    catalog = catalog_for(config.catalog)
-    jvm: Any = spark.sparkContext._jvm
-    jvm_catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
-        catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
-    )
-    tables = IcebergTables(jvm, jvm_catalog, config.name)
-    record_format = format_for(config.source.format)
-    source = source_for(config.source)
-    include = getattr(config.source, "include", ())
-    pipeline = Pipeline(
-        config=config,
-        source=source,
-        record_format=record_format,
-        tables=tables,
-        builder=Builder(jvm, jvm_catalog, tables),
-        design=lambda name, rule: declared_design(name, rule, record_format, include),
-        bus=bus,
-    )
-    folder = Path(config.state_location) / config.name / "runs"
-    scratch = folder / pipeline.run_id
-    scratch.mkdir(parents=True)
-    each = _Run(config, pipeline, source, scratch)
-    once = once or config.commit_interval == "once"
-    try:
-        frame = pipeline.open(spark, scratch, once, accept_loss)
-        _sweep(folder, scratch)
-        interval = config.commit_interval
-        wait = 0.0 if once or not isinstance(interval, timedelta) else interval.total_seconds()
-        ends = once and source.ends_by_itself
-        each.query = (
-            frame.writeStream.queryName(f"icestream {config.name} {pipeline.run_id}")
-            .foreachBatch(each.handle)
-            .option("checkpointLocation", str(scratch / "checkpoint"))
-            .trigger(**_trigger(wait, ends))
-            .start()
-        )
-    except BaseException as failure:
-        source.close()
-        shutil.rmtree(scratch, ignore_errors=True)
-        bus.emit(RunFailed(config.name, pipeline.run_id, str(failure), type(failure).__name__))
-        raise
-    if once:
-        threading.Thread(target=_drain, args=(each, ends), daemon=True).start()
-    return each
-
-
-def _trigger(seconds: float, ends: bool) -> dict[str, Any]:
-    if ends:
-        return {"availableNow": True}
-    return {"processingTime": f"{int(seconds * 1000)} milliseconds"}
-
-
-def _drain(each: _Run, ends: bool) -> None:
-    """`once`: wait for Spark's own end, or until a look at the source finds nothing new."""
-    assert each.query is not None
-    try:
-        if ends:
-            each.query.awaitTermination()
-        else:
-            each.query.processAllAvailable()
-    except Exception as failure:
-        each.failure = each.failure or failure
-    each.drained.set()
-
-
 def _wait(
-    runs: Sequence[_Run], stop: threading.Event, seconds: float | None, begun: threading.Event
+    watched: Sequence[Supervised],
+    stop: threading.Event,
+    seconds: float | None,
+    begun: threading.Event,
 ) -> str:
     """Wait for the end; `seconds` count from the first commit, however long the start takes."""
     left = seconds
@@ -261,71 +257,11 @@ def _wait(
             left -= _POLL_SECONDS
             if left <= 0:
                 return "time is up"
-        if runs and all(each.drained.is_set() for each in runs):
-            return "everything that was there is committed"
-        if any(each.broken for each in runs):
+        if not all(each.look(time.monotonic()) for each in watched):
             return "failed"
+        if watched and all(each.drained for each in watched):
+            return "everything that was there is committed"
     return "stopped by a signal"
-
-
-def _stop(each: _Run, bus: Bus, reason: str) -> None:
-    """Let the batch under way reach its commit, then end the stream."""
-    query = each.query
-    with each.at_work:
-        pass  # not held on to: Spark may be waiting with a batch that `handle` will send away
-    if query is not None:
-        if each.failure is None and not each.refused:
-            each.failure = query.exception()
-        query.stop()
-    try:
-        if each.failure is None:
-            each.pipeline.close()
-    except BaseException as failure:
-        each.failure = failure
-    run_id = each.pipeline.run_id
-    name = each.config.name
-    if each.failure is None:
-        bus.emit(RunStopped(name, run_id, reason))
-    else:
-        error = _explained(each)
-        bus.emit(RunFailed(name, run_id, str(error), type(error).__name__))
-    each.source.close()
-    shutil.rmtree(each.scratch, ignore_errors=True)
-
-
-def _explained(each: _Run) -> IcestreamError:
-    """The failure in our own words; what Spark says of it is in the log."""
-    failure = each.failure
-    if isinstance(failure, IcestreamError):
-        return failure
-    planned = planner_failure(each.scratch)
-    if isinstance(planned, IcestreamError):
-        each.failure = planned
-        return planned
-    if isinstance(lost := each.pipeline.diagnose(), IcestreamError):
-        each.failure = lost
-        return lost
-    logs = Path(each.config.state_location) / "logs"
-    text = str(failure).strip().splitlines()
-    first = text[0] if text else type(failure).__name__
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / "failures.log").open("a") as log:
-        traceback.print_exception(failure, file=log)
-    ours = not type(failure).__module__.startswith(("pyspark", "py4j"))
-    kind = InternalError if ours else GaveUp
-    each.failure = kind(
-        f"pipeline `{each.config.name}`: {type(failure).__name__}: {first}",
-        where=str(logs),
-        hint="nothing is lost; the logs have the details, and a restart is safe",
-    )
-    return each.failure
-
-
-def _sweep(folder: Path, keep: Path) -> None:
-    """Remove scratch of earlier runs: they are over, or fenced by our claim."""
-    for old in folder.iterdir():
-        if old != keep:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _refuse_conflicts(configs: Sequence[Config]) -> None:

@@ -49,6 +49,7 @@ class PipelineStatus:
     pipeline: str
     healthy: bool
     last_run: dict[str, Any] | None
+    restarting: dict[str, Any] | None  # the newest restart, while no commit followed it
     tables: tuple[TableStatus, ...]
 
 
@@ -58,9 +59,10 @@ def pipeline_status(loaded: Loaded) -> PipelineStatus:
     state = Path(config.state_location)
     tables = tuple(_table(config.name, name, table, state) for name, table in _tables(loaded))
     run = history.last_run(state, config.name)
-    failed = bool(run and run["kind"] == "run_failed")
+    trouble = history.trouble(state, config.name)
+    failed = bool(trouble or (run and run["kind"] == "run_failed"))
     healthy = bool(tables) and not failed and all(table.healthy for table in tables)
-    return PipelineStatus(config.name, healthy, run, tables)
+    return PipelineStatus(config.name, healthy, run, trouble, tables)
 
 
 def _tables(loaded: Loaded) -> list[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from pyiceberg.schema import Schema
 
 from icestream.arrow import arrow_schema
 from icestream.errors import IcestreamError
+from icestream.failpoints import failpoint
 from icestream.formats import Decoded, Format
 from icestream.schema import (
     METADATA_NAMES,
@@ -201,6 +202,7 @@ class _Desk:
         if good.num_rows:
             self._good = self._good or Stager(self._table.target, self._attempt, self._memory)
             self._good.write(good)
+            failpoint("mid-write")
         counted = replace(counted, landed=good.num_rows)
         self._report += replace(counted, **self._bad_rows(bad)) if bad.num_rows else counted
 

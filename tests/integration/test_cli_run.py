@@ -1,79 +1,17 @@
 """The command as users run it: a process of its own, signals, kills, exit codes."""
 
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-import icestream
+from commands import COMMAND, children_of, commits, fill, kill_9, rows, started, wait_for_end
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
-COMMAND = [sys.executable, "-m", "icestream.cli.main"]
-CONFIG = """
-name: p
-maintenance: false
-source: {type: files, path: ./in, pattern: '*.jsonl', max_records_per_commit: 20000}
-commit_interval: 1s
-tables:
-  - {name: shop.events}
-spark: {spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "icestream.yml").write_text(CONFIG)
-    return tmp_path
-
-
-def fill(folder: Path, name: str, rows: int, bad_every: int = 0) -> None:
-    text = "x" * 180
-    lines = [
-        f'{{"id": {n}, "text": "{text}"' + ("" if bad_every and n % bad_every == 0 else "}")
-        for n in range(rows)
-    ]
-    (folder / "in" / name).write_text("\n".join(lines) + "\n")
-
-
-@contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
-    with subprocess.Popen(
-        [*COMMAND, "--log-format", "json", *arguments],
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def commits(process: subprocess.Popen, wanted: int) -> list[dict]:
-    """Read the log until so many commits went by."""
-    seen = []
-    for line in process.stderr:
-        if line.startswith("{") and (event := json.loads(line))["event"] == "table_committed":
-            seen.append(event)
-            if len(seen) == wanted:
-                return seen
-    raise AssertionError(f"the run ended after {len(seen)} commits: {process.wait()}")
-
-
-def rows(folder: Path, name: str = "shop.events"):
-    return icestream.table(folder / "icestream.yml", name).scan().to_arrow()
 
 
 def test_kill_9_and_a_lost_state_folder_change_nothing(folder):
@@ -117,34 +55,6 @@ def test_the_jvm_ends_with_its_driver(folder):
     with started(folder, "run") as process:
         commits(process, 1)
         kill_9(process)
-
-
-def kill_9(process: subprocess.Popen) -> None:
-    """Kill the driver alone; its JVM must notice and end, and writes its last files till then."""
-    children = _children(process.pid)
-    assert children
-    os.kill(process.pid, signal.SIGKILL)
-    wait_for_end(children)
-
-
-def wait_for_end(children: list[int]) -> None:
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < deadline, "the JVM outlived its driver"
-        time.sleep(0.1)
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
 
 
 def test_the_demo_ends_by_itself_and_its_query_works_as_printed(tmp_path):
@@ -194,7 +104,7 @@ def test_the_demo_with_kafka_holds_what_kafka_acknowledged(tmp_path):
 def test_ctrl_c_ends_the_demo_with_kafka_and_all_that_it_started(tmp_path):
     with started(tmp_path, "demo", "--kafka", "--seconds", "600") as process:
         commits(process, 1)
-        children = _children(process.pid)
+        children = children_of(process.pid)
         assert len(children) > 2, "the broker, its watchdog and Spark"
         process.send_signal(signal.SIGINT)
         _, log = process.communicate(timeout=120)

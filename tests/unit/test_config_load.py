@@ -424,7 +424,6 @@ NOT_BUILT: dict[str, tuple[str, str]] = {
             f"`type: {kind}`",
         )
         for kind, keys in {
-            "rest": "uri: x",
             "jdbc": "uri: x, warehouse: y",
             "hive": "uri: x",
             "glue": "warehouse: x",
@@ -645,7 +644,7 @@ LEAKS = [
     BASE + "catalog: {type: '${S}'}\n",
     BASE + "catalog: {uri: '${S}'}\n",
     BASE + "catalog: {properties: {uri: '${S}'}}\n",
-    BASE + "catalog: {credential: 'a:${S}', type: rest, uri: x}\n",
+    BASE + "catalog: {credential: 'a:${S}', type: rest}\n",
     BASE + "spark: {spark.sql.catalog.lake.x: '${S}'}\n",
     BASE + "spark: '${S}'\n",
     BASE + "    columns: {a: '${S}'}\n",

@@ -8,7 +8,8 @@ import pytest
 
 from icestream.config.model import Pipeline as Config
 from icestream.errors import ConfigError
-from icestream.runner import StopRequested, _refuse_conflicts, _Run, stop_signals
+from icestream.runner import _refuse_conflicts, stop_signals
+from icestream.running import Run, StopRequested
 
 
 class Pipeline:
@@ -22,7 +23,7 @@ class Pipeline:
 
 
 def test_a_batch_after_the_stop_is_sent_away_untouched(tmp_path):
-    run = _Run(None, Pipeline(), None, tmp_path)
+    run = Run(None, Pipeline(), None, tmp_path)
     run.handle(None, 1)
     run.stopping = True
     with pytest.raises(StopRequested):
@@ -33,7 +34,7 @@ def test_a_batch_after_the_stop_is_sent_away_untouched(tmp_path):
 
 
 def test_a_failure_is_kept_whole(tmp_path):
-    run = _Run(None, Pipeline(), None, tmp_path)
+    run = Run(None, Pipeline(), None, tmp_path)
     with pytest.raises(ValueError, match="nine"):
         run.handle(None, 9)
     assert isinstance(run.failure, ValueError)

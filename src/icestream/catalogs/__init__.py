@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 CATALOGS = {
     "local": "icestream.catalogs.local:LocalCatalog",
+    "rest": "icestream.catalogs.rest:RestCatalog",
 }
 
 

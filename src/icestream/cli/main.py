@@ -143,6 +143,24 @@ def status(file: Path, watch: bool, partitions: bool, as_json: bool) -> None:
 
 
 @cli.command()
+@_FILE
+@click.option("--source", is_flag=True, help="Compare with the records that the broker still has.")
+@click.option("--all-snapshots", is_flag=True, help="Check each retained snapshot, not only one.")
+@click.option("--deep", is_flag=True, help="Read every value of every file.")
+@_JSON
+def verify(file: Path, source: bool, all_snapshots: bool, deep: bool, as_json: bool) -> None:
+    """Prove that each record is in its table once; exit 1 on any violation."""
+    from icestream.cli.verify import show_verified
+    from icestream.config.load import load
+    from icestream.verify import verify as prove
+
+    result = prove(load(file).pipeline, source, all_snapshots, deep)
+    show_verified(result, as_json)
+    if not result.clean:
+        sys.exit(1)
+
+
+@cli.command()
 @_JSON
 def doctor(as_json: bool) -> None:
     """Check this machine: Java, Spark, jars, memory, disk, clock."""

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from icestream.errors import IcestreamError, InternalError
-from icestream.observe.events import Event, TableCommitted, TopicUnrouted
+from icestream.observe.events import Event, RunRestarting, TableCommitted, TopicUnrouted
 
 _QUIET = {"batch_planned"}  # too many for a log
 
@@ -113,6 +113,9 @@ class LiveView:
             told = facts.get("columns") or facts.get("reason") or facts.get("ranges")
             what = f"{event.kind.replace('_', ' ')}: {facts['table']}"
             self._notes.append(f"{what} {_plain(told)}" if told else what)
+        elif isinstance(event, RunRestarting):
+            again = f"again in {event.wait_seconds:.0f} s, try {event.attempt}"
+            self._notes.append(f"broke: {event.error}; {again}")
         elif event.kind == "run_started":
             names = ", ".join(event.facts()["tables"])
             self._notes.append(f"running: {names}; Ctrl-C stops at a commit")

@@ -64,6 +64,11 @@ def show_status(status: PipelineStatus, as_json: bool, partitions: bool = False)
         )
     else:
         output.result(f"{status.pipeline}: no run is remembered here")
+    if broke := status.restarting:
+        output.result(
+            f"restarted {broke['attempt']} times without a commit: {broke['error']}"
+            + (f"; stuck on {broke['stuck_on']}" if broke["stuck_on"] else "")
+        )
     output.table(
         (
             "table",

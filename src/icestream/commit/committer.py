@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from icestream.commit.marker import Marker, Positions, property_name, summary
 from icestream.commit.protocol import Ancestor, CommitFailed, TableView
 from icestream.errors import Replaced, Unreachable
+from icestream.failpoints import failpoint
 
 _FOLLOWED = 5_000  # snapshots; expiry keeps tables far below
 
@@ -43,6 +44,7 @@ class IcebergTables:
     def __init__(self, jvm: Any, catalog: Any, pipeline: str) -> None:
         self._jvm = jvm
         self._catalog = catalog
+        self._namespaces = jvm.org.apache.iceberg.catalog.Namespace
         self._pipeline = pipeline
         self._operations: dict[str, Any] = {}
         self._seen: dict[str, TableView] = {}
@@ -106,14 +108,20 @@ class IcebergTables:
 
     def names(self, reaches: Callable[[str], bool]) -> list[str]:
         """Tables in the namespaces that `reaches` says yes to, at any depth."""
-        iceberg = self._jvm.org.apache.iceberg.catalog
         found: list[str] = []
-        left = list(self._catalog.listNamespaces(iceberg.Namespace.empty()))
-        while left:
-            namespace = left.pop()
-            if reaches(str(namespace.toString())):
-                left.extend(self._catalog.listNamespaces(namespace))
-                found.extend(str(each.toString()) for each in self._catalog.listTables(namespace))
+        try:
+            left = list(self._catalog.listNamespaces(self._namespaces.empty()))
+            while left:
+                namespace = left.pop()
+                if reaches(str(namespace.toString())):
+                    left.extend(self._catalog.listNamespaces(namespace))
+                    tables = self._catalog.listTables(namespace)
+                    found.extend(str(each.toString()) for each in tables)
+        except Py4JJavaError as failure:
+            raise Unreachable(
+                f"the catalog's tables cannot be listed: {_first_line(failure)}",
+                hint="check the catalog with `icestream validate`",
+            ) from None
         return sorted(found)
 
     def commit(
@@ -130,12 +138,15 @@ class IcebergTables:
     def transact(self, name: str, base: Base, build: Callable[[Any], None]) -> None:
         """Run `build` on a transaction over `base`, then commit once; raises CommitFailed."""
         operations = _OneAttempt(base)
-        transaction = self._jvm.org.apache.iceberg.BaseTable(operations, name).newTransaction()
-        build(transaction)
         try:
-            transaction.commitTransaction()
-        except Py4JError as failure:
-            raise CommitFailed(operations.failure or _first_line(failure)) from None
+            transaction = self._jvm.org.apache.iceberg.BaseTable(operations, name).newTransaction()
+            build(transaction)
+            try:
+                transaction.commitTransaction()
+            except Py4JError as failure:
+                raise CommitFailed(operations.failure or _first_line(failure)) from None
+        finally:
+            operations.let_go()
 
     def identifier(self, name: str) -> Any:
         """`namespace.table` as Iceberg's identifier."""
@@ -173,11 +184,17 @@ class _OneAttempt:
 
     def commit(self, base: Any, metadata: Any) -> None:
         try:
+            failpoint("before-request")
             self._real.commit(base, metadata)
+            failpoint("request-sent")
         except Exception as failure:
             # A Java exception must not pass through: Iceberg would take some for "clean up".
             self.failure = _first_line(failure)
             raise RuntimeError(self.failure) from None
+
+    def let_go(self) -> None:
+        """Java collects proxies late, and each would keep a table's whole metadata till then."""
+        self._real = self._base = None
 
     def requireStrictCleanup(self) -> bool:  # noqa: N802 (Iceberg's name)
         return True
@@ -238,6 +255,11 @@ def _lineage(document: Mapping[str, Any], pipeline: str) -> tuple[Ancestor, ...]
 
 
 def _load_error(name: str, failure: Py4JJavaError) -> Exception:
+    if "UUID does not match" in _first_line(failure):
+        return Replaced(
+            f"table `{name}` is not the one that this pipeline wrote to",
+            hint="was it dropped and created again? start over under another pipeline name",
+        )
     kind = failure.java_exception.getClass().getSimpleName()
     if kind in ("NoSuchTableException", "NoSuchNamespaceException"):
         return Replaced(

@@ -51,6 +51,17 @@ class RunFailed(Event):
 
 
 @dataclass(frozen=True)
+class RunRestarting(Event):
+    """The stream broke, and is begun again after a wait."""
+
+    run_id: str
+    attempt: int  # in a row without a commit
+    wait_seconds: float
+    error: str
+    stuck_on: str | None  # the range of the batch that was under way
+
+
+@dataclass(frozen=True)
 class TableCreated(Event):
     """A table did not exist and does now."""
 

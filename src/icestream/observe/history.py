@@ -117,6 +117,18 @@ def last_run(state: Path, pipeline: str) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
+def trouble(state: Path, pipeline: str) -> dict[str, Any] | None:
+    """The newest restart, if nothing was committed and nobody stopped the pipeline since."""
+    found = _select(
+        state,
+        "SELECT at, json_insert(facts, '$.kind', kind) FROM events WHERE pipeline = ? "
+        "AND kind IN ('run_restarting', 'table_committed', 'run_stopped', 'run_failed') "
+        "ORDER BY at DESC, rowid DESC LIMIT 1",
+        (pipeline,),
+    )
+    return found[0] if found and found[0]["kind"] == "run_restarting" else None
+
+
 def _select(state: Path, query: str, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
     with _reading(state) as database:
         if database is None:

@@ -17,7 +17,7 @@ from icestream.spark import jars
 from icestream.spark.java import find_java
 
 # Spark hides the values of settings with such names in its UI and logs.
-_SECRET = "(?i)secret|password|token|credential|jaas|sasl|auth|access[.]key|api[.]?key"
+_SECRET = "(?i)secret|password|token|credential|jaas|sasl|auth|access[._-]key|api[._-]?key"
 # Only these are needed to start the JVM; the rest stays off its command line, where `ps` shows it.
 _AT_LAUNCH = re.compile(r"spark\.(master|driver\.|local\.dir|jars$|submit\.)")
 
@@ -26,6 +26,12 @@ _SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Spark remembers jobs for a page that is not there: up to 1,000 plans, in memory for hours.
+    "spark.ui.retainedJobs": "10",
+    "spark.ui.retainedStages": "10",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "5",
+    "spark.ui.liveUpdate.period": "-1",
     "spark.redaction.regex": _SECRET,
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",

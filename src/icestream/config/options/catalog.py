@@ -27,8 +27,6 @@ class LocalCatalog(CatalogBase):
 class RestCatalog(CatalogBase):
     """An Iceberg REST catalog."""
 
-    model_config = ConfigDict(json_schema_extra=later("use `type: local`"))
-
     type: Literal["rest"] = Field(description="An Iceberg REST catalog")
     uri: str = Field(description="Address of the catalog")
     warehouse: str | None = Field(None, description="Warehouse name or location on the server")

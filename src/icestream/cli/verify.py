@@ -1,0 +1,49 @@
+"""How `verify` shows its result: a line per table and check, what was found below."""
+
+from icestream.cli import output
+from icestream.verify.report import MOST, Finding, Result, TableReport
+
+
+def show_verified(result: Result, as_json: bool) -> None:
+    """The whole result, for people or for machines."""
+    if as_json:
+        output.result_json(result.facts())
+        return
+    output.table(
+        ("table", "check", "", ""),
+        [
+            (table.table, check.name, check.status, check.detail)
+            for table in result.tables
+            for check in table.checks
+        ],
+    )
+    for table in result.tables:
+        for text in table.notes:
+            output.result(f"note: {table.table}: {text}")
+    for table in result.tables:
+        _show_findings(table)
+    verdict = "clean" if result.clean else "VIOLATED"
+    output.result(
+        f"{result.pipeline}: {verdict}; "
+        f"{result.lost:,} lost, {result.duplicated:,} duplicated, {result.phantom:,} phantom"
+    )
+
+
+def _show_findings(table: TableReport) -> None:
+    for check in table.checks:
+        told = [finding for finding in table.findings if finding.check == check.name]
+        for finding in told:
+            output.result(_line(finding))
+        if check.findings > len(told):
+            output.result(
+                f"  … {check.name}: {check.findings} findings, the first {MOST} are shown"
+            )
+
+
+def _line(finding: Finding) -> str:
+    place = finding.place()
+    where = f" ({place})" if place else ""
+    return (
+        f"violation: {finding.table}: {finding.kind}{where}: "
+        f"expected {finding.expected}; seen {finding.seen}"
+    )

@@ -1,0 +1,100 @@
+"""Failpoints: named places at which a test lets the process die, stand still or fail.
+
+    ICESTREAM_FAILPOINTS="files-staged:kill9, request-sent:raise:0.5:3, claimed:sleep(2)"
+
+Each is `name:action[:probability][:count]`: how likely it acts each time it is passed, and how
+often at most in one process. Unset, passing one is a look into an empty dict.
+"""
+
+import functools
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from icestream.errors import ConfigError
+
+VARIABLE = "ICESTREAM_FAILPOINTS"
+
+# In the order in which a run passes them; docs/design/faults.md says what must come of each.
+NAMES = (
+    "table-created",  # before its claim
+    "claimed",  # a table, others perhaps not yet
+    "batch-begins",  # Spark has logged the batch before it as done
+    "offsets-logged",  # the range is planned, nothing is written
+    "mid-write",  # in a worker: the file under way has rows
+    "files-staged",  # all files are there, nothing is committed
+    "schema-evolved",  # the table has the new columns, the batch is not staged again yet
+    "marker-checked",  # the commit is next
+    "quarantine-committed",  # the bad records are in, the table's rows are not
+    "before-request",  # inside Iceberg's commit, at the last moment
+    "request-sent",  # the catalog has answered, nobody has heard
+    "between-tables",  # one table of the batch is done
+    "tables-done",  # all are, Spark does not know yet
+)
+
+
+class Failpoint(Exception):
+    """What the action `raise` raises."""
+
+
+@dataclass
+class _Armed:
+    act: Callable[[], None]
+    probability: float
+    left: int | None  # None: without end
+
+    def passed(self) -> None:
+        if self.left == 0 or random.random() >= self.probability:  # noqa: S311
+            return
+        if self.left is not None:
+            self.left -= 1
+        self.act()
+
+
+def failpoint(name: str) -> None:
+    """Do what this point is armed with."""
+    armed = _armed()
+    if armed and name in armed:
+        armed[name].passed()
+
+
+def _raise() -> None:
+    raise Failpoint("raised by a failpoint")
+
+
+_ACTIONS: dict[str, Callable[[], None]] = {
+    "kill9": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "raise": _raise,
+}
+
+
+@functools.cache
+def _armed() -> dict[str, _Armed]:
+    """What the environment says; asked once per process."""
+    text = os.environ.get(VARIABLE, "")
+    return dict(_parse(each.strip()) for each in text.split(",") if each.strip())
+
+
+def _parse(text: str) -> tuple[str, _Armed]:
+    name, action, probability, count, *more = [*text.split(":"), "", "", ""]
+    sleep = re.fullmatch(r"sleep\((\d+(?:\.\d+)?)\)", action)
+    if name not in NAMES:
+        raise _wrong(text, f"points are {', '.join(NAMES)}")
+    if action not in _ACTIONS and not sleep:
+        raise _wrong(text, f"actions are {', '.join(_ACTIONS)} and sleep(seconds)")
+    act = functools.partial(time.sleep, float(sleep[1])) if sleep else _ACTIONS[action]
+    try:
+        if any(more):
+            raise ValueError
+        return name, _Armed(act, float(probability or 1), int(count) if count else None)
+    except ValueError:
+        raise _wrong(text, "it is name:action[:probability][:count]") from None
+
+
+def _wrong(text: str, hint: str) -> ConfigError:
+    return ConfigError(f"`{text}` is no failpoint", where=f"${VARIABLE}", hint=hint)

@@ -1,0 +1,216 @@
+"""Running: one pipeline from the start of its stream to the end, in good order or not."""
+
+import shutil
+import threading
+import traceback
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+
+from icestream.catalogs import catalog_for
+from icestream.commit.committer import IcebergTables
+from icestream.config.model import Pipeline as Config
+from icestream.errors import GaveUp, IcestreamError, SparkEnded
+from icestream.failpoints import failpoint
+from icestream.formats import format_for
+from icestream.landing import describe
+from icestream.observe.events import Bus, RunFailed, RunStopped
+from icestream.pipeline import Pipeline
+from icestream.sources import Source, source_for
+from icestream.sources.planned import planner_failure
+from icestream.write.design import declared_design
+from icestream.write.table import Builder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+class StopRequested(Exception):
+    """Raised into Spark when a batch comes up after the stop; nothing was done for it."""
+
+
+@dataclass
+class Run:
+    """One pipeline on its way."""
+
+    config: Config
+    pipeline: Pipeline
+    source: Source
+    scratch: Path
+    query: "StreamingQuery | None" = None
+    failure: BaseException | None = None
+    stopping: bool = False
+    refused: bool = False  # a batch came up after the stop and was sent away
+    at_work: threading.Lock = field(default_factory=threading.Lock)
+    drained: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the stream ended though nobody asked it to."""
+        query = self.query
+        try:
+            return query is not None and not query.isActive and query.exception() is not None
+        except (Py4JError, OSError):
+            self._without_spark()
+            return True
+
+    @property
+    def stuck_on(self) -> str | None:
+        """The range of the batch that is under way, or was when the stream broke."""
+        batch = self.pipeline.under_way
+        return describe(batch) if batch else None
+
+    def handle(self, frame: "DataFrame", batch_id: int) -> None:
+        """Spark's foreachBatch: one batch, or nothing at all once we are stopping."""
+        with self.at_work:
+            if self.stopping:
+                self.refused = True
+                raise StopRequested
+            try:
+                failpoint("batch-begins")
+                self.pipeline.process(frame, batch_id)
+            except BaseException as failure:
+                self.failure = failure
+                raise
+
+    def end(self) -> None:
+        """Let the batch under way reach its commit, then end the stream and clean up."""
+        with self.at_work:
+            pass  # not held on to: Spark may be waiting with a batch that `handle` sends away
+        try:
+            if self.query is not None:
+                if self.failure is None and not self.refused:
+                    self.failure = self.query.exception()
+                self.query.stop()
+        except (Py4JError, OSError):
+            self._without_spark()
+        try:
+            if self.failure is None:
+                self.pipeline.close()
+        except BaseException as failure:
+            self.failure = failure
+        if self.failure is not None:
+            self.failure = self._explained(self.failure)
+        self.source.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def tell(self, bus: Bus, reason: str) -> None:
+        """Say how it ended."""
+        name, run_id = self.config.name, self.pipeline.run_id
+        if self.failure is None:
+            bus.emit(RunStopped(name, run_id, reason))
+        else:
+            bus.emit(RunFailed(name, run_id, str(self.failure), type(self.failure).__name__))
+
+    def _without_spark(self) -> None:
+        """The JVM is gone: nothing can be asked or stopped there any more."""
+        self.query = None
+        self.failure = SparkEnded(
+            f"pipeline `{self.config.name}`: Spark's Java process ended",
+            where=str(Path(self.config.state_location) / "logs" / "jvm.log"),
+            hint="nothing is lost, and a restart is safe; was `spark.driver.memory` too small?",
+        )
+
+    def _explained(self, failure: BaseException) -> IcestreamError:
+        """The failure in our own words; what Spark says of it is in the log."""
+        if isinstance(failure, IcestreamError):
+            return failure
+        for known in (planner_failure(self.scratch), self.pipeline.diagnose()):
+            if isinstance(known, IcestreamError):
+                return known
+        logs = Path(self.config.state_location) / "logs"
+        text = str(failure).strip().splitlines()
+        first = text[0] if text else type(failure).__name__
+        logs.mkdir(parents=True, exist_ok=True)
+        with (logs / "failures.log").open("a") as log:
+            traceback.print_exception(failure, file=log)
+        return GaveUp(
+            f"pipeline `{self.config.name}`: {type(failure).__name__}: {first}",
+            where=str(logs),
+            hint="nothing is lost; the logs have the details, and a restart is safe",
+        )
+
+
+def start(spark: "SparkSession", config: Config, bus: Bus, once: bool, accept_loss: bool) -> Run:
+    """Claim the pipeline's tables and begin its stream; raises what keeps it from that."""
+    pipeline, source = _assembled(spark, config, bus)
+    folder = Path(config.state_location) / config.name / "runs"
+    scratch = folder / pipeline.run_id
+    scratch.mkdir(parents=True)
+    run = Run(config, pipeline, source, scratch)
+    once = once or config.commit_interval == "once"
+    ends = once and source.ends_by_itself
+    try:
+        frame = pipeline.open(spark, scratch, once, accept_loss)
+        _sweep(folder, scratch)
+        run.query = (
+            frame.writeStream.queryName(f"icestream {config.name} {pipeline.run_id}")
+            .foreachBatch(run.handle)
+            .option("checkpointLocation", str(scratch / "checkpoint"))
+            .trigger(**_trigger(config, once, ends))
+            .start()
+        )
+    except BaseException as failure:
+        source.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+        bus.emit(RunFailed(config.name, pipeline.run_id, str(failure), type(failure).__name__))
+        raise
+    if once:
+        threading.Thread(target=_drain, args=(run, ends), daemon=True).start()
+    return run
+
+
+def _assembled(spark: "SparkSession", config: Config, bus: Bus) -> tuple[Pipeline, Source]:
+    catalog = catalog_for(config.catalog)
+    catalog.check()  # in plain words, before Java says it in its own
+    jvm: Any = spark.sparkContext._jvm
+    jvm_catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+        catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
+    )
+    tables = IcebergTables(jvm, jvm_catalog, config.name)
+    record_format = format_for(config.source.format)
+    source = source_for(config.source)
+    include = getattr(config.source, "include", ())
+    pipeline = Pipeline(
+        config=config,
+        source=source,
+        record_format=record_format,
+        tables=tables,
+        builder=Builder(jvm, jvm_catalog, tables),
+        design=lambda name, rule: declared_design(name, rule, record_format, include),
+        bus=bus,
+    )
+    return pipeline, source
+
+
+def _trigger(config: Config, once: bool, ends: bool) -> dict[str, Any]:
+    if ends:
+        return {"availableNow": True}
+    interval = config.commit_interval
+    wait = interval.total_seconds() if isinstance(interval, timedelta) and not once else 0.0
+    return {"processingTime": f"{int(wait * 1000)} milliseconds"}
+
+
+def _drain(run: Run, ends: bool) -> None:
+    """`once`: wait for Spark's own end, or until a look at the source finds nothing new."""
+    assert run.query is not None
+    try:
+        if ends:
+            run.query.awaitTermination()
+        else:
+            run.query.processAllAvailable()
+    except Exception as failure:
+        run.failure = run.failure or failure
+    else:
+        run.drained.set()
+
+
+def _sweep(folder: Path, keep: Path) -> None:
+    """Remove scratch of earlier runs: they are over, or fenced by our claim."""
+    for old in folder.iterdir():
+        if old != keep:
+            shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,383 @@
+"""The marker chain: a table's history as its snapshots tell it; pure, metadata in, findings out."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from icestream.commit.committer import view_of
+from icestream.commit.marker import Marker, Positions, property_name
+from icestream.commit.protocol import Standing, standing
+from icestream.errors import Replaced
+from icestream.verify.report import Findings
+
+# Losses after which offsets are given a second time, or positions are forgotten.
+_UNTOLD = ("recreated", "truncated", "deleted")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One retained snapshot on the way back from the current one."""
+
+    snapshot_id: int
+    parent_id: int | None
+    sequence_number: int
+    operation: str
+    summary: Mapping[str, str]
+
+    def number(self, key: str) -> int:
+        """A count of the summary; one that is not there is 0."""
+        return int(self.summary.get(key, 0))
+
+    @property
+    def commit_id(self) -> str | None:
+        """Ours or another pipeline's."""
+        return self.summary.get("icestream.commit-id")
+
+    @property
+    def previous_id(self) -> str | None:
+        """The commit before it."""
+        return self.summary.get("icestream.previous-commit-id")
+
+    @property
+    def moved(self) -> Positions:
+        """Partitions that this commit moved, and how far."""
+        raw = json.loads(self.summary.get("icestream.offsets", "{}"))
+        return {s: {int(n): at for n, at in parts.items()} for s, parts in raw.items()}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the history says that the rows must be like."""
+
+    marker: Marker | None
+    lineage: tuple[Link, ...]  # newest first
+    own: tuple[Link, ...]
+    foreign: tuple[Link, ...]  # neither ours nor a rewrite of the same rows
+    rewrites: int
+    whole: bool  # back to the first claim, so that the start is known
+    start: Positions = field(default_factory=dict)
+    limits: Mapping[int, Positions] = field(default_factory=dict)  # by snapshot id: rows are below
+    landed: Mapping[int, int] = field(default_factory=dict)  # by snapshot id, rows of ours
+
+    @property
+    def reused(self) -> frozenset[str]:
+        """Streams whose positions no longer tell records apart, since a loss was accepted."""
+        losses = self.marker.losses if self.marker else ()
+        return frozenset(loss.stream for loss in losses if loss.kind in _UNTOLD)
+
+    def foreign_until(self, snapshot_id: int) -> "Foreign":
+        """What others have done to the table up to a snapshot, as far as is retained."""
+        ids = [link.snapshot_id for link in self.lineage]
+        past = set(ids[ids.index(snapshot_id) :])
+        links = [link for link in self.foreign if link.snapshot_id in past]
+        marked = sum(
+            link.number("added-position-deletes") + link.number("added-equality-deletes")
+            for link in links
+        )
+        return Foreign(
+            added=sum(link.number("added-records") for link in links),
+            deleted=sum(link.number("deleted-records") for link in links) + marked,
+            exact=self.lineage[-1].parent_id is None and not marked,
+        )
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Rows that others added and deleted; `exact` when nothing of it can be hidden."""
+
+    added: int
+    deleted: int
+    exact: bool
+
+
+def check_chain(document: Mapping[str, Any], pipeline: str, findings: Findings) -> Chain:
+    """Follow the chain from the marker back to the oldest retained snapshot."""
+    lineage = _lineage(document)
+    own = tuple(link for link in lineage if link.summary.get("icestream.pipeline") == pipeline)
+    others = [link for link in lineage if link not in own]
+    foreign = tuple(link for link in others if link.operation != "replace")
+    marker = _marker(document, pipeline, own, findings)
+    if marker:
+        _standing(document, pipeline, marker, own, findings)
+    _order(own, lineage, findings)
+    whole = bool(own) and own[-1].previous_id is None
+    reused = frozenset(x.stream for x in (marker.losses if marker else ()) if x.kind in _UNTOLD)
+    known = _known(own, reused, findings)
+    if marker and own and own[0].commit_id == marker.commit_id:
+        _agreement(marker, own, known, whole, findings)
+    for link in own:
+        if link.number("added-records") != link.number("icestream.records"):
+            findings.add(
+                "chain",
+                "records-differ",
+                f"{link.number('icestream.records')} records, as the commit says",
+                f"{link.number('added-records')} added",
+                snapshot_id=link.snapshot_id,
+            )
+    told = f"{len(own)} commits of ours, {len(others) - len(foreign)} rewrites"
+    if foreign:
+        told += f", {len(foreign)} by others"
+    if own and not whole:
+        told += f"; older than sequence {own[-1].summary.get('icestream.sequence')}: expired"
+    for link in foreign[:5]:
+        findings.note(
+            f"snapshot {link.snapshot_id} is not ours: {_writer(link)}, records added: "
+            f"{link.number('added-records')}, deleted: {link.number('deleted-records')}"
+        )
+    if len(foreign) > 5:
+        findings.note(f"… and {len(foreign) - 5} more snapshots that are not ours")
+    findings.done("chain", told)
+    return Chain(
+        marker=marker,
+        lineage=lineage,
+        own=own,
+        foreign=foreign,
+        rewrites=len(others) - len(foreign),
+        whole=whole,
+        start=own[-1].moved if whole else {},
+        limits=_limits(marker, lineage, known, whole),
+        landed=_landed(marker, lineage, own),
+    )
+
+
+def _lineage(document: Mapping[str, Any]) -> tuple[Link, ...]:
+    by_id = {each["snapshot-id"]: each for each in document.get("snapshots") or ()}
+    found: list[Link] = []
+    at = document.get("current-snapshot-id")
+    while at in by_id:
+        raw = by_id.pop(at)  # a ring, which only a damaged file can hold, ends the walk
+        notes = dict(raw.get("summary") or {})
+        found.append(
+            Link(
+                snapshot_id=raw["snapshot-id"],
+                parent_id=raw.get("parent-snapshot-id"),
+                sequence_number=raw.get("sequence-number") or 0,
+                operation=notes.pop("operation", "unknown"),
+                summary=notes,
+            )
+        )
+        at = raw.get("parent-snapshot-id")
+    return tuple(found)
+
+
+def _marker(
+    document: Mapping[str, Any], pipeline: str, own: Sequence[Link], findings: Findings
+) -> Marker | None:
+    stored = (document.get("properties") or {}).get(property_name(pipeline))
+    if stored is None:
+        if own:
+            findings.add(
+                "chain",
+                "marker-missing",
+                f"the property `{property_name(pipeline)}` with commit {own[0].commit_id}",
+                "no such property",
+                snapshot_id=own[0].snapshot_id,
+            )
+        else:
+            findings.note("no run of this pipeline has claimed the table yet")
+        return None
+    try:
+        return Marker.from_json(stored)
+    except (Replaced, KeyError, TypeError, AttributeError) as failure:
+        findings.add("chain", "marker-unreadable", "a marker as JSON", str(failure)[:200])
+        return None
+
+
+def _standing(
+    document: Mapping[str, Any],
+    pipeline: str,
+    marker: Marker,
+    own: Sequence[Link],
+    findings: Findings,
+) -> None:
+    """The marker speaks of this table, and of its newest own snapshot."""
+    uuid = document["table-uuid"]
+    if marker.table_uuid != uuid:
+        findings.add("chain", "table-replaced", f"table {marker.table_uuid}", f"table {uuid}")
+    elif own and own[0].commit_id != marker.commit_id:
+        ids = [link.commit_id for link in own]
+        retained = {
+            (each.get("summary") or {}).get("icestream.commit-id")
+            for each in document.get("snapshots") or ()
+        }
+        if marker.commit_id in ids:
+            kind, seen = "marker-old", f"the marker of {ids.index(marker.commit_id)} commits before"
+        elif marker.commit_id in retained:
+            kind, seen = "rolled-back", "its snapshot is not among the table's ancestors"
+        else:
+            kind, seen = "marker-foreign", "no retained snapshot has this commit"
+        findings.add(
+            "chain",
+            kind,
+            f"commit {own[0].commit_id}, that of the newest own snapshot",
+            f"commit {marker.commit_id}, sequence {marker.sequence}: {seen}",
+            snapshot_id=own[0].snapshot_id,
+        )
+    elif not own and standing(view_of(document, pipeline)) is Standing.REPLACED:
+        findings.add(
+            "chain",
+            "history-missing",
+            f"a snapshot with commit {marker.commit_id}, or one that expiry left after it",
+            "neither",
+        )
+
+
+def _order(own: Sequence[Link], lineage: Sequence[Link], findings: Findings) -> None:
+    """Each commit names the one before it, with the next number and no older generation."""
+    for newer, older in pairwise(own):
+        where = {"snapshot_id": newer.snapshot_id}
+        if newer.previous_id != older.commit_id:
+            expected = f"previous commit {older.commit_id}"
+            findings.add("chain", "chain-broken", expected, f"{newer.previous_id}", **where)
+        first, second = older.number("icestream.sequence"), newer.number("icestream.sequence")
+        if second != first + 1:
+            findings.add("chain", "sequence-broken", f"{first + 1}", f"{second}", **where)
+        first, second = older.number("icestream.generation"), newer.number("icestream.generation")
+        if second < first:
+            findings.add("chain", "generation-fell", f"{first} or more", f"{second}", **where)
+    if not own:
+        return
+    oldest, cut = own[-1], lineage[-1].parent_id is not None
+    if oldest.previous_id is None and oldest.number("icestream.sequence") != 1:
+        findings.add(
+            "chain",
+            "chain-broken",
+            "sequence 1 at the first commit",
+            f"sequence {oldest.number('icestream.sequence')} and no previous commit",
+            snapshot_id=oldest.snapshot_id,
+        )
+    elif oldest.previous_id is not None and not cut:
+        findings.add(
+            "chain",
+            "chain-broken",
+            f"commit {oldest.previous_id} before it, or a sign of expiry",
+            "the table's first snapshot comes sooner",
+            snapshot_id=oldest.snapshot_id,
+        )
+
+
+def _known(
+    own: Sequence[Link], reused: frozenset[str], findings: Findings
+) -> dict[int, dict[tuple[str, int], int]]:
+    """By own snapshot: the positions that it and those before it mention; they never go back."""
+    at: dict[tuple[str, int], int] = {}
+    found: dict[int, dict[tuple[str, int], int]] = {}
+    for link in reversed(own):
+        for stream, partitions in link.moved.items():
+            for number, position in partitions.items():
+                before = at.get((stream, number), position)
+                if position < before and stream not in reused:
+                    findings.add(
+                        "chain",
+                        "positions-back",
+                        f"{before} or more",
+                        f"{position}",
+                        snapshot_id=link.snapshot_id,
+                        stream=stream,
+                        partition=number,
+                        start=position,
+                        stop=before,
+                    )
+                at[stream, number] = position
+        found[link.snapshot_id] = dict(at)
+    return found
+
+
+def _agreement(
+    marker: Marker,
+    own: Sequence[Link],
+    known: Mapping[int, Mapping[tuple[str, int], int]],
+    whole: bool,
+    findings: Findings,
+) -> None:
+    """Property and summaries tell the same story."""
+    newest = own[0]
+    pairs = {
+        "sequence": (newest.number("icestream.sequence"), marker.sequence),
+        "generation": (newest.number("icestream.generation"), marker.generation),
+        "previous commit": (newest.previous_id, marker.previous_commit_id),
+        "snapshot's sequence number": (newest.sequence_number, marker.snapshot_sequence),
+    }
+    records = sum(link.number("icestream.records") for link in own)
+    if whole:
+        pairs["records landed"] = (records, marker.counts.landed)
+    elif records > marker.counts.landed:
+        pairs["records landed, at least"] = (records, marker.counts.landed)
+    for what, (told, seen) in pairs.items():
+        if told != seen:
+            findings.add(
+                "chain",
+                "marker-differs",
+                f"{what} {told}, as the snapshots say",
+                f"{seen} in the property",
+                snapshot_id=newest.snapshot_id,
+            )
+    gone = {loss.stream for loss in marker.losses}
+    told_at = dict(known[newest.snapshot_id])
+    in_marker = {(s, n): at for s, parts in marker.positions.items() for n, at in parts.items()}
+    names = told_at.keys() | in_marker.keys() if whole else told_at.keys()
+    for stream, number in sorted(names):
+        told_here, seen_here = told_at.get((stream, number)), in_marker.get((stream, number))
+        if told_here != seen_here and stream not in gone:
+            findings.add(
+                "chain",
+                "marker-differs",
+                f"position {told_here}, as the snapshots say",
+                f"{seen_here} in the property",
+                snapshot_id=newest.snapshot_id,
+                stream=stream,
+                partition=number,
+            )
+
+
+def _limits(
+    marker: Marker | None,
+    lineage: Sequence[Link],
+    known: Mapping[int, Mapping[tuple[str, int], int]],
+    whole: bool,
+) -> dict[int, Positions]:
+    """By snapshot: no row is at or above these; what expiry hides is bounded by what came next."""
+    if marker is None:
+        return {}
+    later: Mapping[tuple[str, int], int] = {
+        (s, n): at for s, parts in marker.positions.items() for n, at in parts.items()
+    }
+    steps = [known[link.snapshot_id] for link in lineage if link.snapshot_id in known]
+    found: dict[int, Positions] = {}
+    for link in lineage:  # newest first
+        if steps and known.get(link.snapshot_id) is steps[0]:
+            later = {**later, **steps[0]}
+            found[link.snapshot_id] = _nested(steps[0] if whole else later)
+            steps = steps[1:]
+            later = {**later, **(steps[0] if steps else {})}
+            continue
+        found[link.snapshot_id] = _nested((steps[0] if steps else {}) if whole else later)
+    return found
+
+
+def _nested(flat: Mapping[tuple[str, int], int]) -> Positions:
+    found: dict[str, dict[int, int]] = {}
+    for (stream, number), at in flat.items():
+        found.setdefault(stream, {})[number] = at
+    return found
+
+
+def _landed(marker: Marker | None, lineage: Sequence[Link], own: Sequence[Link]) -> dict[int, int]:
+    """By snapshot: how many rows of ours it holds, counted back from the marker."""
+    if marker is None:
+        return {}
+    left, found = marker.counts.landed, {}
+    ours = {link.snapshot_id for link in own}
+    for link in lineage:
+        found[link.snapshot_id] = left
+        if link.snapshot_id in ours:
+            left -= link.number("icestream.records")
+    return found
+
+
+def _writer(link: Link) -> str:
+    other = link.summary.get("icestream.pipeline")
+    by = f"pipeline `{other}`" if other else link.summary.get("engine-name", "somebody else")
+    return f"{link.operation} by {by}"

@@ -1,0 +1,154 @@
+"""Findings and what becomes of them: counted whole, told in part."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+MOST = 20  # findings that are kept of one check of one table; all are counted
+
+CheckName = Literal["chain", "files", "rows", "quarantine", "source"]
+Status = Literal["ok", "violated", "unchecked"]
+Harm = Literal["lost", "duplicated", "phantom"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One violation: what should be so, and what is."""
+
+    check: CheckName
+    kind: str
+    table: str
+    expected: str
+    seen: str
+    snapshot_id: int | None = None
+    stream: str | None = None
+    partition: int | None = None
+    start: int | None = None  # a range of positions, without its stop
+    stop: int | None = None
+    records: int = 0
+    harm: Harm | None = None
+
+    def place(self) -> str:
+        """Where it was seen: `snapshot 12, orders/0 120 to 180`."""
+        parts = [] if self.snapshot_id is None else [f"snapshot {self.snapshot_id}"]
+        if self.stream is not None:
+            name = self.stream if self.partition is None else f"{self.stream}/{self.partition}"
+            parts.append(name if self.start is None else f"{name} {self.start} to {self.stop}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of one table: how it ended, and what it looked at."""
+
+    name: CheckName
+    status: Status
+    detail: str
+    findings: int = 0  # all, also those that are not told
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """Everything about one table."""
+
+    table: str
+    checks: tuple[Check, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    lost: int = 0
+    duplicated: int = 0
+    phantom: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything about one pipeline."""
+
+    pipeline: str
+    tables: tuple[TableReport, ...]
+
+    @property
+    def violations(self) -> tuple[Finding, ...]:
+        """The findings of all tables, at most `MOST` of each check."""
+        return tuple(finding for table in self.tables for finding in table.findings)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing at all was found."""
+        return not self.violations
+
+    @property
+    def lost(self) -> int:
+        """Records that should be in a table and are not."""
+        return sum(table.lost for table in self.tables)
+
+    @property
+    def duplicated(self) -> int:
+        """Rows that are in a table once too often."""
+        return sum(table.duplicated for table in self.tables)
+
+    @property
+    def phantom(self) -> int:
+        """Rows that no record below the marker explains."""
+        return sum(table.phantom for table in self.tables)
+
+    def facts(self) -> dict[str, Any]:
+        """The result as plain data with stable keys."""
+        return {
+            "pipeline": self.pipeline,
+            "clean": self.clean,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "phantom": self.phantom,
+            "tables": [asdict(table) for table in self.tables],
+        }
+
+
+@dataclass
+class Findings:
+    """Collects what is found in one table while it is looked at."""
+
+    table: str
+    notes: list[str] = field(default_factory=list)
+    _kept: list[Finding] = field(default_factory=list)
+    _total: dict[CheckName, int] = field(default_factory=dict)
+    _harm: dict[tuple[Harm, CheckName, int | None], int] = field(default_factory=dict)
+    _checks: list[Check] = field(default_factory=list)
+
+    def add(self, check: CheckName, kind: str, expected: str, seen: str, **facts: Any) -> None:
+        """Take up a finding; of each check the first ones are kept whole."""
+        finding = Finding(check, kind, self.table, expected, seen, **facts)
+        self._total[check] = self._total.get(check, 0) + 1
+        if self._total[check] <= MOST:
+            self._kept.append(finding)
+        if finding.harm:
+            key = (finding.harm, check, finding.snapshot_id)
+            self._harm[key] = self._harm.get(key, 0) + finding.records
+
+    def note(self, text: str) -> None:
+        """Something to know that is no violation."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def count(self, check: CheckName) -> int:
+        """Findings of this check so far."""
+        return self._total.get(check, 0)
+
+    def done(self, name: CheckName, detail: str, looked: bool = True) -> None:
+        """End a check; one that could not look at everything is never ok."""
+        found = self.count(name)
+        status: Status = "violated" if found else "ok" if looked else "unchecked"
+        self._checks.append(Check(name, status, detail, found))
+
+    def report(self) -> TableReport:
+        """What there is to say."""
+        return TableReport(
+            self.table, tuple(self._checks), tuple(self._kept), tuple(self.notes), **self._worst()
+        )
+
+    def _worst(self) -> Mapping[str, int]:
+        """Of each harm the largest sum of one check of one snapshot: they see the same rows."""
+        worst: dict[str, int] = {}
+        for (harm, _, _), records in self._harm.items():
+            worst[harm] = max(records, worst.get(harm, 0))
+        return worst

@@ -1,0 +1,64 @@
+"""Scans: the rows of a snapshot, one data file at a time, deletes applied."""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table import FileScanTask, Table
+
+from icestream.verify.offsets import Offsets
+
+ORIGIN = ("_src_topic", "_src_partition", "_src_offset")
+QUARANTINE_ORIGIN = ("topic", "partition", "offset")
+UNREADABLE = (OSError, ValueError)  # what a damaged file raises; Arrow's errors are among them
+
+
+class Origins:
+    """Where the rows of a table's files came from; files never change, so each is read once."""
+
+    def __init__(self, table: Table, columns: tuple[str, str, str]) -> None:
+        self._table = table
+        self._columns = columns
+        self._files: dict[tuple[str, ...], Offsets] = {}
+
+    def of(self, snapshot_id: int, live: Sequence[DataFile]) -> Offsets:
+        """All rows of a snapshot with these files."""
+        whole = Offsets()
+        for task in tasks(self._table, live, snapshot_id):
+            deletes = sorted(file.file_path for file in task.delete_files)
+            key = (task.file.file_path, *deletes)
+            if key not in self._files:
+                self._files[key] = self._read(task)
+            whole.merge(self._files[key])
+        return whole
+
+    def _read(self, task: FileScanTask) -> Offsets:
+        found = Offsets()
+        for batch in batches(self._table, task, self._columns):
+            found.take(batch)
+        for kept in found.sets.values():
+            kept.run_optimize()
+        return found
+
+
+def tasks(
+    table: Table, live: Sequence[DataFile], snapshot_id: int | None = None
+) -> list[FileScanTask]:
+    """The data files of a snapshot, each with its deletes; `live` are all of its files."""
+    if all(file.content == DataFileContent.DATA for file in live):
+        return [FileScanTask(file) for file in live]
+    return list(table.scan(snapshot_id=snapshot_id).plan_files())
+
+
+def batches(table: Table, task: FileScanTask, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """The rows of one data file, in the table's current columns."""
+    scan = ArrowScan(
+        table.metadata,
+        table.io,
+        table.schema().select(*columns),
+        AlwaysTrue(),
+    )
+    for batch in scan.to_record_batches([task]):
+        yield batch.select(list(columns))

@@ -1,0 +1,299 @@
+"""The tables of a pipeline, each looked at by every check; no JVM, nothing is written."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    RESTError,
+    ValidationError,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, clear_manifest_cache
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from icestream.catalogs import catalog_for
+from icestream.commit.marker import Marker, property_name
+from icestream.config.model import Pipeline as Config
+from icestream.config.options.table import TableRule
+from icestream.errors import Replaced, Unreachable
+from icestream.route import Router
+from icestream.verify.chain import Chain, check_chain
+from icestream.verify.files import Files
+from icestream.verify.offsets import Offsets
+from icestream.verify.report import Findings, Result
+from icestream.verify.rows import Terms, check_quarantine, check_snapshot
+from icestream.verify.scan import ORIGIN, QUARANTINE_ORIGIN, UNREADABLE, Origins
+from icestream.write.design import quarantine_name
+
+# What catalogs raise that do not answer, by module: not each of them is installed everywhere.
+_AWAY = ("sqlalchemy", "sqlite3", "requests", "urllib3")
+
+
+@dataclass
+class Looked:
+    """One table and what was found out about it so far."""
+
+    name: str
+    findings: Findings
+    table: Table | None = None
+    chain: Chain | None = None
+    live: list[DataFile] | None = None  # of the current snapshot, if all are sound
+    rows: Offsets | None = None  # of the current snapshot, if they could be read and told apart
+    damaged: bool = False
+    terms: Terms = field(default_factory=lambda: Terms(offsets=False, gapless=False))
+
+
+def verify(
+    config: Config, source: bool = False, all_snapshots: bool = False, deep: bool = False
+) -> Result:
+    """Look at every table of a pipeline; raises Unreachable when catalog or broker are away."""
+    opened = catalog_for(config.catalog)
+    opened.check()
+    clear_manifest_cache()
+    reports = []
+    with _answering(config.catalog.name):
+        catalog = opened.open()
+        found = _routes(config, catalog)
+    for name, rule in found:
+        main = _look(config, catalog, name, ORIGIN, all_snapshots, deep)
+        aside = None
+        with _answering(config.catalog.name):
+            has_quarantine = catalog.table_exists(quarantine_name(name))
+        if has_quarantine:
+            aside = _look(
+                config, catalog, quarantine_name(name), QUARANTINE_ORIGIN, all_snapshots, deep
+            )
+        if main.chain:
+            if main.damaged or (aside and aside.damaged):
+                main.findings.done("quarantine", "rows could not be read", looked=False)
+            else:
+                bad = aside.rows if aside else None
+                check_quarantine(main.rows, bad, main.chain, main.terms, main.findings)
+            if source:
+                _compare(config, rule, main, aside)
+        reports.append(main.findings.report())
+        if aside:
+            reports.append(aside.findings.report())
+    return Result(config.name, tuple(reports))
+
+
+def _compare(config: Config, rule: TableRule, main: Looked, aside: Looked | None) -> None:
+    if config.source.type != "kafka":
+        text = f"a source of type `{config.source.type}` cannot be asked for its records again"
+        main.findings.done("source", text, looked=False)
+        return
+    damaged = main.damaged or (aside is not None and aside.damaged)
+    if damaged or not (main.rows and main.table and main.chain and main.live is not None):
+        main.findings.done("source", "rows could not be read, or not told apart", looked=False)
+        return
+    from icestream.verify.source import Compared, check_source
+
+    quarantined = aside.rows.sets if aside and aside.rows else {}
+    side = Compared(main.table, main.live, main.chain, main.rows.sets, quarantined, main.terms)
+    check_source(config, rule, side, main.findings)
+
+
+def _routes(config: Config, catalog: Catalog) -> list[tuple[str, TableRule]]:
+    """Tables by fixed name, by configured topics, and those that a run of ours has made."""
+    router = Router(config)
+    topics = getattr(config.source, "topics", None) or ()
+    known = [router.route(topic) for topic in topics]
+    found = {route.table: route.rule for route in [*router.fixed(), *known] if route}
+    left = list(catalog.list_namespaces())
+    while left:
+        namespace = left.pop()
+        if not router.reaches(".".join(namespace)):
+            continue
+        left.extend(each for each in catalog.list_namespaces(namespace) if each != namespace)
+        for name in (".".join(each) for each in catalog.list_tables(namespace)):
+            rule = router.owner(name)
+            if rule and name not in found and _is_ours(catalog, name, config.name):
+                found[name] = rule
+    return sorted(found.items())
+
+
+def _is_ours(catalog: Catalog, name: str, pipeline: str) -> bool:
+    """Whether a run of this pipeline has written to the table, or it is too broken to tell."""
+    try:
+        table = catalog.load_table(name)
+    except (FileNotFoundError, ValueError, ValidationError):
+        return True
+    return property_name(pipeline) in table.properties or any(
+        snapshot.summary and snapshot.summary["icestream.pipeline"] == pipeline
+        for snapshot in table.metadata.snapshots
+    )
+
+
+def _look(
+    config: Config,
+    catalog: Catalog,
+    name: str,
+    columns: tuple[str, str, str],
+    all_snapshots: bool,
+    deep: bool,
+) -> Looked:
+    """Chain, files and rows of one table."""
+    looked = Looked(name, Findings(name))
+    findings = looked.findings
+    try:
+        with _answering(config.catalog.name):
+            table = catalog.load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        findings.add(
+            "chain", "table-missing", "the table", "not in the catalog: dropped, or no run"
+        )
+        findings.done("chain", "no table")
+        return looked
+    except FileNotFoundError as failure:
+        looked.damaged = True
+        findings.add("files", "missing-file", "the table's metadata file", str(failure)[:200])
+        findings.done("files", "no metadata")
+        return looked
+    except (ValueError, ValidationError) as failure:
+        looked.damaged = True
+        seen = str(failure).splitlines()[0][:200]
+        findings.add("files", "unreadable", "the table's metadata file", seen)
+        findings.done("files", "no metadata")
+        return looked
+    looked.table = table
+    document = json.loads(table.metadata.model_dump_json(by_alias=True))
+    chain = looked.chain = check_chain(document, config.name, findings)
+    looked.terms = _terms(config, document)
+    lineage = {link.snapshot_id for link in chain.lineage}
+    current = table.metadata.current_snapshot_id
+    wanted = [
+        snapshot
+        for snapshot in table.metadata.snapshots
+        if all_snapshots or snapshot.snapshot_id == current
+    ]
+    files = Files(table.io, deep, findings)
+    live = {each.snapshot_id: files.check(each) for each in wanted}
+    told = f"{files.seen} files of {_snapshots(len(wanted))}"
+    findings.done("files", told + (", every value read" if deep else ""))
+    if current is None:
+        looked.live, looked.rows = [], Offsets()
+        findings.done("rows", "no snapshot yet")
+        return looked
+    looked.live = live[current]
+    looked.damaged = looked.live is None
+    if not set(columns) <= set(table.schema().column_names):
+        _total_only(current, looked)
+        return looked
+    ordered = [each for each in wanted if each.snapshot_id in lineage]
+    looked.rows = _rows(table, columns, ordered, live, looked)
+    looked.damaged = looked.rows is None
+    if len(ordered) < len(wanted):
+        findings.note(
+            f"{_snapshots(len(wanted) - len(ordered))} off the table's history: only files checked"
+        )
+    return looked
+
+
+def _rows(
+    table: Table,
+    columns: tuple[str, str, str],
+    ordered: list[Snapshot],
+    live: dict[int, list[DataFile] | None],
+    looked: Looked,
+) -> Offsets | None:
+    """Judge the rows of these snapshots; → those of the current one."""
+    assert looked.chain is not None, "the chain is followed before rows are looked at"
+    findings, unread, newest = looked.findings, 0, None
+    origins = Origins(table, columns)
+    for snapshot in ordered:
+        found = live[snapshot.snapshot_id]
+        if found is None:
+            unread += 1
+            continue
+        try:
+            rows = origins.of(snapshot.snapshot_id, found)
+        except UNREADABLE as failure:
+            told = str(failure).splitlines()[0][:200]
+            findings.add("rows", "unreadable", "rows", told, snapshot_id=snapshot.snapshot_id)
+            unread += 1
+            continue
+        check_snapshot(snapshot.snapshot_id, rows, looked.chain, looked.terms, findings)
+        if snapshot.snapshot_id == table.metadata.current_snapshot_id:
+            newest = rows
+    _tell_limits(looked)
+    told = f"{newest.rows if newest else 0} rows"
+    told += f", {_snapshots(len(ordered))}" if len(ordered) > 1 else ""
+    if newest and newest.unknown:
+        told += f", {newest.unknown} of which name no record"
+    if unread:
+        told += f"; {_snapshots(unread)} with damaged files not read"
+    if looked.chain.marker is None:
+        told += "; no marker to compare with"
+    findings.done("rows", told, looked=not unread and looked.chain.marker is not None)
+    return newest
+
+
+def _tell_limits(looked: Looked) -> None:
+    """Say what cannot be judged here."""
+    assert looked.chain is not None, "the chain is followed before rows are looked at"
+    if not looked.terms.offsets:
+        looked.findings.note(
+            "positions are entries of a ledger: uniqueness and counts are checked, ranges are not"
+        )
+    for stream in sorted(looked.chain.reused):
+        looked.findings.note(
+            f"`{stream}`: positions do not tell its records apart after an accepted loss; "
+            "its rows are not judged"
+        )
+    for stream in sorted(looked.terms.others):
+        looked.findings.note(
+            f"`{stream}` also comes from another pipeline; its rows are not judged"
+        )
+
+
+def _total_only(snapshot_id: int, looked: Looked) -> None:
+    """Without metadata columns only the number of rows can be judged."""
+    assert looked.chain is not None, "the chain is followed before rows are looked at"
+    total = 0
+    if looked.live is not None:
+        data = [file for file in looked.live if file.content == DataFileContent.DATA]
+        total = sum(file.record_count for file in data)
+        plain = Terms(offsets=False, gapless=False)
+        check_snapshot(snapshot_id, Offsets(rows=total), looked.chain, plain, looked.findings)
+    looked.findings.note("no metadata columns: rows are counted, not told apart")
+    looked.findings.done("rows", f"{total} rows by the files' counts", looked=False)
+
+
+def _terms(config: Config, document: dict[str, Any]) -> Terms:
+    kind = config.source.type
+    others: set[str] = set()
+    for key, value in (document.get("properties") or {}).items():
+        if key.startswith("icestream.") and key.endswith(".marker"):
+            if key == property_name(config.name):
+                continue
+            try:
+                others |= set(Marker.from_json(value).positions)
+            except (Replaced, KeyError, TypeError, AttributeError):
+                continue  # another pipeline's trouble
+    return Terms(kind != "files", kind == "generator", frozenset(others))
+
+
+def _snapshots(count: int) -> str:
+    return "1 snapshot" if count == 1 else f"{count} snapshots"
+
+
+@contextmanager
+def _answering(name: str) -> Iterator[None]:
+    """A catalog that does not answer says so in many ways; all of them are exit 69."""
+    try:
+        yield
+    except Exception as failure:
+        module = type(failure).__module__.partition(".")[0]
+        if module not in _AWAY and not isinstance(failure, RESTError | ConnectionError):
+            raise
+        raise Unreachable(
+            f"catalog `{name}` does not answer: {type(failure).__name__}: "
+            + str(failure).splitlines()[0][:200],
+            hint="check it with `icestream validate`",
+        ) from None

@@ -1,0 +1,119 @@
+"""Values: rows by a digest of their columns, in a DuckDB file that spills to disk."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from icestream.arrow import arrow_schema
+from icestream.verify.scan import ORIGIN, batches, tasks
+from icestream.write.arrow import conform
+
+Place = tuple[str, int, int]  # topic, partition, offset
+
+_MEMORY = "1GB"
+_LONGEST = 80  # characters of a value that are told
+
+_TABLE = """
+    CREATE TABLE {name} (topic VARCHAR, partition INTEGER, "offset" BIGINT, digest UBIGINT)
+"""
+_DIFFERING = """
+    SELECT topic, partition, "offset"
+    FROM expected JOIN found USING (topic, partition, "offset")
+    WHERE expected.digest <> found.digest
+    ORDER BY ALL
+"""
+
+
+class Digests:
+    """What rows should be and what they are, each as 64 bits."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = tuple(columns)
+        self._folder = tempfile.TemporaryDirectory(prefix="icestream-verify-")
+        self._database = duckdb.connect(
+            str(Path(self._folder.name) / "digests.db"), config={"memory_limit": _MEMORY}
+        )
+        for name in ("expected", "found"):
+            self._database.execute(_TABLE.format(name=name))
+        self.compared = 0
+
+    def __enter__(self) -> "Digests":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._database.close()
+        self._folder.cleanup()
+
+    def expect(self, rows: pa.RecordBatch) -> None:
+        """Take rows as the records say that they are."""
+        self._insert("expected", rows)
+
+    def take(self, table: Table, live: Sequence[DataFile]) -> None:
+        """Take the rows of the table's current snapshot."""
+        wanted = arrow_schema(table.schema().select(*self._columns))
+        for task in tasks(table, live):
+            for batch in batches(table, task, self._columns):
+                self._insert("found", conform(batch, wanted))
+
+    def differing(self, most: int) -> tuple[int, list[Place]]:
+        """How many rows differ from their records, and which the first are."""
+        self.compared = self._number(
+            'SELECT count(*) FROM expected JOIN found USING (topic, partition, "offset")'
+        )
+        total = self._number(f"SELECT count(*) FROM ({_DIFFERING})")
+        rows = self._database.execute(f"{_DIFFERING} LIMIT {most}").fetchall()
+        return total, [(topic, partition, offset) for topic, partition, offset in rows]
+
+    def _number(self, query: str) -> int:
+        row = self._database.execute(query).fetchone()
+        return int(row[0]) if row else 0
+
+    def _insert(self, name: str, rows: pa.RecordBatch) -> None:
+        if not rows.num_rows:
+            return
+        columns = ", ".join(_quoted(column) for column in self._columns)
+        origin = ", ".join(_quoted(column) for column in ORIGIN)
+        self._database.register("given", pa.Table.from_batches([rows]))
+        self._database.execute(f"INSERT INTO {name} SELECT {origin}, hash({columns}) FROM given")
+        self._database.unregister("given")
+
+
+def differing(
+    table: Table,
+    live: Sequence[DataFile],
+    expected: Mapping[Place, Mapping[str, Any]],
+    columns: tuple[str, ...],
+) -> Iterator[tuple[Place, str, str, str]]:
+    """The columns of these rows that are not as expected: where, name, expected, seen."""
+    offsets = pa.array([offset for _, _, offset in expected], pa.int64())
+    for task in tasks(table, live):
+        for batch in batches(table, task, columns):
+            few = batch.filter(pc.is_in(batch.column(ORIGIN[2]), offsets))
+            for row in few.to_pylist():
+                place = (row[ORIGIN[0]], row[ORIGIN[1]], row[ORIGIN[2]])
+                wanted = expected.get(place, row)
+                for column in columns:
+                    if repr(row[column]) != repr(wanted[column]):
+                        yield place, column, _told(wanted[column]), _told(row[column])
+
+
+def _told(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

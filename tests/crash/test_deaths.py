@@ -1,0 +1,75 @@
+"""Whatever dies or stands still, each record is in the table once (faults A and E)."""
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from commands import children_of, commits, fill, rows, started
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+RECORDS = 60_000
+
+
+def each_once(folder: Path, records: int = RECORDS) -> bool:
+    found = Counter(rows(folder).column("id").to_pylist())
+    return found == Counter(range(records))
+
+
+def finish(folder: Path) -> None:
+    """Run over what is left, undisturbed."""
+    with started(folder, "run", "--once") as last:
+        _, log = last.communicate(timeout=240)
+    assert last.returncode == 0, log
+
+
+def test_a_dead_jvm_ends_the_run_with_75(folder):
+    fill(folder, "a.jsonl", RECORDS)
+    with started(folder, "run", "--once") as process:
+        commits(process, 1)
+        [jvm] = [each for each in children_of(process.pid) if name_of(each) == "java"]
+        os.kill(jvm, signal.SIGKILL)
+        _, log = process.communicate(timeout=120)
+    assert process.returncode == 75, log
+    assert "Spark's Java process ended" in log
+    finish(folder)
+    assert each_once(folder)
+
+
+def test_workers_that_die_are_replaced(folder):
+    fill(folder, "a.jsonl", RECORDS)
+    with started(folder, "run", "--once", failpoints="mid-write:kill9:0.3") as process:
+        _, log = process.communicate(timeout=280)
+    assert process.returncode == 0, log
+    assert each_once(folder)
+    spark_log = (folder / ".icestream" / "logs" / "spark.log").read_text()
+    assert "Python worker exited unexpectedly" in spark_log
+
+
+def test_a_zombie_is_fenced(folder):
+    fill(folder, "a.jsonl", 30_000)
+    with started(folder, "run", failpoints="marker-checked:stop:1:1") as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WSTOPPED)  # about to commit
+        finish(folder)
+        assert each_once(folder, 30_000)
+        fill(folder, "b.jsonl", 30_000, first=30_000)
+        zombie.send_signal(signal.SIGCONT)
+        _, log = zombie.communicate(timeout=120)
+    assert zombie.returncode == 3, log
+    finish(folder)
+    assert each_once(folder)
+
+
+def test_of_two_that_start_together_one_goes_on(folder):
+    fill(folder, "a.jsonl", 300_000)
+    with started(folder, "run", "--once") as first, started(folder, "run", "--once") as second:
+        logs = [each.communicate(timeout=280)[1] for each in (first, second)]
+    assert {first.returncode, second.returncode} == {0, 3}, logs
+    assert each_once(folder, 300_000)
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
