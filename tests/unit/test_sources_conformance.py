@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+from pydantic import TypeAdapter
 
 from icestream.catalogs import CATALOGS, catalog_for, spark_conf
 from icestream.commit.marker import Marker
 from icestream.commit.protocol import Range
-from icestream.errors import ConfigError, NotBuilt
+from icestream.config.options.catalog import Catalog
+from icestream.errors import ConfigError, NotBuilt, Unreachable
 from icestream.plugins import plugin
 from icestream.records import RECORDS
 from icestream.sources import SOURCES, Located, Losses, source_for
@@ -128,15 +130,20 @@ def test_its_reader_travels(name, made):
 
 @catalogs
 def test_a_catalog_opens_for_java_spark_and_python(name, tmp_path):
-    options = SimpleNamespace(type=name, name="lake", warehouse=str(tmp_path / "w"), properties={})
-    catalog = catalog_for(options)
-    catalog.check()
+    where = {"local": {"warehouse": str(tmp_path / "w")}, "rest": {"uri": "http://127.0.0.1:1"}}
+    catalog = catalog_for(TypeAdapter(Catalog).validate_python({"type": name, **where[name]}))
     for key, value in {**catalog.java_properties(), **spark_conf(catalog)}.items():
         assert isinstance(key, str)
         assert isinstance(value, str)
     assert spark_conf(catalog)["spark.sql.catalog.lake"].endswith("SparkCatalog")
-    assert catalog.open().list_namespaces() == []
     json.dumps(dict(catalog.java_properties()))
+    if name == "rest":  # nobody listens there; tests/spark/test_rest_catalog.py has a server
+        for ask in (catalog.check, catalog.open):
+            with pytest.raises(Unreachable):
+                ask()
+    else:
+        catalog.check()
+        assert catalog.open().list_namespaces() == []
 
 
 def test_what_is_not_there_says_so():
