@@ -5,7 +5,7 @@ import threading
 import pytest
 from pyiceberg.types import StringType
 
-from icestream import errors
+from icestream import errors, patience
 from icestream.commit.committer import IcebergTables
 from icestream.commit.protocol import CommitFailed
 from icestream.observe.events import BatchPlanned, CommitRetried, TableCommitted
@@ -219,14 +219,17 @@ def test_two_pipelines_fill_one_table(lake):
     assert lake.marker("shop.events", "p")["positions"] == {"files": {"0": 2}}
 
 
-def test_quarantine_is_not_doubled_when_its_table_commits_and_the_rows_do_not(filled, meddle):
+def test_quarantine_is_not_doubled_when_its_table_commits_and_the_rows_do_not(
+    filled, meddle, monkeypatch
+):
+    monkeypatch.setattr(patience, "RESTARTS", 0)
     filled.put("b.jsonl", {"id": 10}, "broken", {"id": 11})
 
     def die():
         raise RuntimeError("the process dies here")
 
     meddle(before=die)
-    with pytest.raises(errors.InternalError):
+    with pytest.raises(errors.GaveUp, match="the process dies here"):
         filled.run()
     assert ids(filled) == list(range(10))
     assert filled.rows("shop.events__quarantine").num_rows == 1
