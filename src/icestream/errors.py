@@ -4,7 +4,8 @@ IcestreamError                 1   ran and failed
 ├── UsageError                 2   the command line does not make sense
 ├── Fenced                     3   another run of this pipeline took over; do not restart
 ├── Unreachable               69   broker, catalog, registry or package mirror does not answer
-│   └── JarsMissing           69   jars are not in the cache and could not be fetched
+│   ├── JarsMissing           69   jars are not in the cache and could not be fetched
+│   └── TopicMissing          69   the broker answers, and has no such topic
 ├── InternalError             70   a bug of ours
 ├── GaveUp                    75   gave up after retries; a restart is safe
 │   └── SparkEnded            75   Spark's Java process is gone; a restart is safe
@@ -73,6 +74,10 @@ class Unreachable(IcestreamError):
 
 class JarsMissing(Unreachable):
     """Jars are neither in the cache nor to be had."""
+
+
+class TopicMissing(Unreachable):
+    """The broker answers, and has no topic of this name."""
 
 
 class InternalError(IcestreamError):

@@ -6,7 +6,14 @@ back, the other mostly fails again. Progress begins everything anew.
 
 from dataclasses import dataclass
 
-from icestream.errors import GaveUp, IcestreamError, JarsMissing, SparkEnded, Unreachable
+from icestream.errors import (
+    GaveUp,
+    IcestreamError,
+    JarsMissing,
+    SparkEnded,
+    TopicMissing,
+    Unreachable,
+)
 
 RESTARTS = 5  # in a row without a commit
 OUTAGE_SECONDS = 1800.0
@@ -40,5 +47,5 @@ class Patience:
 
 def passes(failure: IcestreamError) -> bool:
     """Whether it may go well next time: what a table, a file or a person refuses does not."""
-    hopeless = isinstance(failure, JarsMissing | SparkEnded)  # as long as this process lives
+    hopeless = isinstance(failure, JarsMissing | SparkEnded | TopicMissing)
     return isinstance(failure, GaveUp | Unreachable) and not hopeless

@@ -39,16 +39,6 @@ def test_a_dead_jvm_ends_the_run_with_75(folder):
     assert each_once(folder)
 
 
-def test_workers_that_die_are_replaced(folder):
-    fill(folder, "a.jsonl", RECORDS)
-    with started(folder, "run", "--once", failpoints="mid-write:kill9:0.3") as process:
-        _, log = process.communicate(timeout=280)
-    assert process.returncode == 0, log
-    assert each_once(folder)
-    spark_log = (folder / ".icestream" / "logs" / "spark.log").read_text()
-    assert "Python worker exited unexpectedly" in spark_log
-
-
 def test_a_zombie_is_fenced(folder):
     fill(folder, "a.jsonl", 30_000)
     with started(folder, "run", failpoints="marker-checked:stop:1:1") as zombie:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.config.kafka import added, jvm_flags
-from icestream.errors import Unreachable
+from icestream.errors import TopicMissing, Unreachable
 from icestream.sources import Located, Losses, RecordFloors, Start
 from icestream.sources.kafka.client import Cluster
 from icestream.sources.kafka.loss import Log, losses
@@ -61,7 +61,7 @@ class KafkaSource:
             return
         found = self._cluster.describe(self._names)
         if missing := [name for name in self._names if name not in found]:
-            raise Unreachable(
+            raise TopicMissing(
                 f"topic `{missing[0]}` does not exist"
                 + (f", nor do {len(missing) - 1} others" if len(missing) > 1 else ""),
                 where=self._bootstrap,
