@@ -184,6 +184,9 @@ class Supervised:
             self._run = running.start(self._spark, self._config, self._bus, self._once, False)
         except IcestreamError as failure:
             self._failed(failure, "", None, now)
+        except Exception as failure:
+            # In Spark's or Java's own words: another try is as good as after a broken batch.
+            self._failed(running.unexplained(self._config, failure), "", None, now)
 
     def _failed(
         self, failure: BaseException | None, run_id: str, stuck_on: str | None, now: float

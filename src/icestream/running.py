@@ -119,20 +119,23 @@ class Run:
         """The failure in our own words; what Spark says of it is in the log."""
         if isinstance(failure, IcestreamError):
             return failure
-        for known in (planner_failure(self.scratch), self.pipeline.diagnose()):
-            if isinstance(known, IcestreamError):
-                return known
-        logs = Path(self.config.state_location) / "logs"
-        text = str(failure).strip().splitlines()
-        first = text[0] if text else type(failure).__name__
-        logs.mkdir(parents=True, exist_ok=True)
-        with (logs / "failures.log").open("a") as log:
-            traceback.print_exception(failure, file=log)
-        return GaveUp(
-            f"pipeline `{self.config.name}`: {type(failure).__name__}: {first}",
-            where=str(logs),
-            hint="nothing is lost; the logs have the details, and a restart is safe",
-        )
+        known = planner_failure(self.scratch) or self.pipeline.diagnose()
+        return known or unexplained(self.config, failure)
+
+
+def unexplained(config: Config, failure: BaseException) -> GaveUp:
+    """A failure that nobody knows, for the log in full and for people in one line."""
+    logs = Path(config.state_location) / "logs"
+    text = str(failure).strip().splitlines()
+    first = text[0] if text else type(failure).__name__
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "failures.log").open("a") as log:
+        traceback.print_exception(failure, file=log)
+    return GaveUp(
+        f"pipeline `{config.name}`: {type(failure).__name__}: {first}",
+        where=str(logs),
+        hint="nothing is lost; the logs have the details, and a restart is safe",
+    )
 
 
 def start(spark: "SparkSession", config: Config, bus: Bus, once: bool, accept_loss: bool) -> Run:
