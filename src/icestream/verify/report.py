@@ -1,6 +1,6 @@
 """Findings and what becomes of them: counted whole, told in part."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -124,6 +124,23 @@ class Findings:
         if finding.harm:
             key = (finding.harm, check, finding.snapshot_id)
             self._harm[key] = self._harm.get(key, 0) + finding.records
+
+    def add_ranges(
+        self,
+        check: CheckName,
+        kind: str,
+        expected: str,
+        seen: str,
+        place: tuple[str, int],
+        ranges: Iterable[tuple[int, int, int]],
+        **facts: Any,
+    ) -> None:
+        """Take up the same finding for each range of positions; `{}` in `seen` is how many."""
+        for start, stop, count in ranges:
+            where = {"stream": place[0], "partition": place[1], "start": start, "stop": stop}
+            self.add(
+                check, kind, expected, seen.format(count), **where | {"records": count} | facts
+            )
 
     def note(self, text: str) -> None:
         """Something to know that is no violation."""

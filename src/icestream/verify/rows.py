@@ -61,20 +61,16 @@ def _outside(
             ("above-marker", found - span(0, limit), f"rows below {limit}, the marker's position"),
             ("before-start", found & span(0, start), f"rows from {start} on, where it began"),
         ):
-            for low, high, count in runs(beyond, MOST):
-                findings.add(
-                    "rows",
-                    side,
-                    expected,
-                    f"{count} rows",
-                    snapshot_id=snapshot_id,
-                    stream=topic,
-                    partition=partition,
-                    start=low,
-                    stop=high,
-                    records=count,
-                    harm="phantom",
-                )
+            findings.add_ranges(
+                "rows",
+                side,
+                expected,
+                "{} rows",
+                (topic, partition),
+                runs(beyond, MOST),
+                snapshot_id=snapshot_id,
+                harm="phantom",
+            )
 
 
 def _count(snapshot_id: int, rows: Offsets, chain: Chain, terms: Terms, findings: Findings) -> None:
@@ -180,19 +176,15 @@ def _disjoint(mine: Sets, aside: Sets, chain: Chain, findings: Findings) -> None
     for key, found in aside.items():
         if key not in mine or key[0] in chain.reused:
             continue
-        for start, stop, count in runs(found & mine[key], MOST):
-            findings.add(
-                "quarantine",
-                "both",
-                "a record in the table or in its quarantine",
-                f"{count} in both",
-                stream=key[0],
-                partition=key[1],
-                start=start,
-                stop=stop,
-                records=count,
-                harm="duplicated",
-            )
+        findings.add_ranges(
+            "quarantine",
+            "both",
+            "a record in the table or in its quarantine",
+            "{} in both",
+            key,
+            runs(found & mine[key], MOST),
+            harm="duplicated",
+        )
 
 
 def _complete(mine: Sets, aside: Sets, chain: Chain, findings: Findings) -> None:
@@ -205,16 +197,12 @@ def _complete(mine: Sets, aside: Sets, chain: Chain, findings: Findings) -> None
             left = span(chain.start.get(stream, {}).get(number, 0), at)
             for sets in (mine, aside):
                 left = left - sets[key] if key in sets else left
-            for start, stop, count in runs(left, MOST):
-                findings.add(
-                    "quarantine",
-                    "missing",
-                    "a row in the table or in its quarantine for each position",
-                    f"{count} in neither",
-                    stream=stream,
-                    partition=number,
-                    start=start,
-                    stop=stop,
-                    records=count,
-                    harm="lost",
-                )
+            findings.add_ranges(
+                "quarantine",
+                "missing",
+                "a row in the table or in its quarantine for each position",
+                "{} in neither",
+                (stream, number),
+                runs(left, MOST),
+                harm="lost",
+            )

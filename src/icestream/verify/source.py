@@ -212,19 +212,15 @@ def _missing(seen: Seen, side: Compared, findings: Findings) -> None:
     gone_bad = 0
     for key, found in seen.good.sets.items():
         left = _minus(found, side.landed.get(key), side.aside.get(key))
-        for start, stop, count in runs(left, MOST):
-            findings.add(
-                "source",
-                "missing",
-                "a row, or a record set aside",
-                f"neither, for {count} records of the broker",
-                stream=key[0],
-                partition=key[1],
-                start=start,
-                stop=stop,
-                records=count,
-                harm="lost",
-            )
+        findings.add_ranges(
+            "source",
+            "missing",
+            "a row, or a record set aside",
+            "neither, for {} records of the broker",
+            key,
+            runs(left, MOST),
+            harm="lost",
+        )
     for key, found in seen.bad.sets.items():
         left = _minus(found, side.landed.get(key), side.aside.get(key))
         gone_bad += len(left)
@@ -255,36 +251,30 @@ def _phantoms(seen: Seen, side: Compared, findings: Findings) -> None:
                 seen.unchecked += len(real)
                 findings.note(f"topic `{key[0]}` is compacted: rows may outlive their records")
                 continue
-            for start, stop, count in runs(real, MOST):
-                findings.add(
-                    "source",
-                    "phantom",
-                    f"a record on the broker for each {what}",
-                    f"none for {count}",
-                    stream=key[0],
-                    partition=key[1],
-                    start=start,
-                    stop=stop,
-                    records=count,
-                    harm="phantom",
-                )
+            findings.add_ranges(
+                "source",
+                "phantom",
+                f"a record on the broker for each {what}",
+                "none for {}",
+                key,
+                runs(real, MOST),
+                harm="phantom",
+            )
 
 
 def _undecodable(seen: Seen, side: Compared, findings: Findings) -> None:
     """A row whose record does not decode cannot have come from it."""
     for key, found in seen.bad.sets.items():
         both = found & side.landed[key] if key in side.landed else span(0, 0)
-        for start, stop, count in runs(both, MOST):
-            findings.add(
-                "source",
-                "undecodable",
-                "records that decode, as rows came from them",
-                f"{count} that do not",
-                stream=key[0],
-                partition=key[1],
-                start=start,
-                stop=stop,
-            )
+        findings.add_ranges(
+            "source",
+            "undecodable",
+            "records that decode, as rows came from them",
+            "{} that do not",
+            key,
+            runs(both, MOST),
+            records=0,
+        )
 
 
 def _values(
