@@ -74,6 +74,12 @@ PEERS ?= spark,flink,connect
 bench: install  ## Compare with peers (RECORDS=10000000 PEERS=spark,flink,connect)
 	@UV="$(UV)" $(BIN)/python bench/append.py --records "$(RECORDS)" --peers "$(PEERS)"
 
+SEED ?= 1
+KILLS ?= 200
+.PHONY: chaos
+chaos: install  ## Kill, stop and deceive a pipeline, and prove its tables (SEED=1 KILLS=200)
+	@$(BIN)/python tests/crash/chaos.py --seed "$(SEED)" --kills "$(KILLS)"
+
 .PHONY: docs
 docs: install  ## Write the generated parts of docs/ anew
 	@$(BIN)/icestream schema > docs/icestream.schema.json

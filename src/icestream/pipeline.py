@@ -68,9 +68,11 @@ class Pipeline:
         builder: Builder,
         design: Callable[[str, TableRule], Design],
         bus: Bus,
+        after: Sequence[str] = (),
     ) -> None:
         self.name = config.name
         self.run_id = uuid.uuid4().hex
+        self._after = after  # runs of this process that broke; this one stands in for them
         self._config = config
         self._source = source
         self._format = record_format
@@ -98,6 +100,8 @@ class Pipeline:
             self._add(route)
         aside = [quarantine_name(name) for name, each in self._run.items() if each.has_quarantine]
         views = {name: self._tables.load(name) for name in sorted([*self._run, *aside])}
+        if self._after and (taken := protocol.overtaken(views, self._after)):
+            raise refusal(taken, Verdict.FENCED.value, views[taken])
         generation = protocol.next_generation(views.values())
         self._landing.claim = Claim(self.name, generation, self.run_id)
         self._source.recall([located(view) for view in views.values() if view.marker])

@@ -139,11 +139,12 @@ class Supervised:
         self._bus = bus
         self._once = once
         self._patience = Patience()
+        self._runs: list[str] = []
         self._due: float | None = None  # when the next try begins
         self.failure: IcestreamError | None = None
         bus.join(self._notice)
         # The first start is no restart: who mistyped an address wants to know now.
-        self._run: Run | None = running.start(spark, config, bus, once, accept_loss)
+        self._run: Run | None = running.start(spark, config, bus, once, accept_loss, self._runs)
 
     @property
     def drained(self) -> bool:
@@ -181,7 +182,9 @@ class Supervised:
         self._due = None
         try:
             # What was lost by now was not meant by `--accept-loss` when we were started.
-            self._run = running.start(self._spark, self._config, self._bus, self._once, False)
+            self._run = running.start(
+                self._spark, self._config, self._bus, self._once, False, self._runs
+            )
         except IcestreamError as failure:
             self._failed(failure, "", None, now)
         except Exception as failure:

@@ -3,6 +3,7 @@
 import shutil
 import threading
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -138,9 +139,21 @@ def unexplained(config: Config, failure: BaseException) -> GaveUp:
     )
 
 
-def start(spark: "SparkSession", config: Config, bus: Bus, once: bool, accept_loss: bool) -> Run:
-    """Claim the pipeline's tables and begin its stream; raises what keeps it from that."""
-    pipeline, source = _assembled(spark, config, bus)
+def start(
+    spark: "SparkSession",
+    config: Config,
+    bus: Bus,
+    once: bool,
+    accept_loss: bool,
+    runs: list[str] | None = None,
+) -> Run:
+    """Claim the pipeline's tables and begin its stream; raises what keeps it from that.
+
+    `runs` are those of this process that broke. The new one is added before it claims anything.
+    """
+    runs = [] if runs is None else runs
+    pipeline, source = _assembled(spark, config, bus, tuple(runs))
+    runs.append(pipeline.run_id)
     folder = Path(config.state_location) / config.name / "runs"
     scratch = folder / pipeline.run_id
     scratch.mkdir(parents=True)
@@ -167,7 +180,9 @@ def start(spark: "SparkSession", config: Config, bus: Bus, once: bool, accept_lo
     return run
 
 
-def _assembled(spark: "SparkSession", config: Config, bus: Bus) -> tuple[Pipeline, Source]:
+def _assembled(
+    spark: "SparkSession", config: Config, bus: Bus, after: Sequence[str]
+) -> tuple[Pipeline, Source]:
     catalog = catalog_for(config.catalog)
     catalog.check()  # in plain words, before Java says it in its own
     jvm: Any = spark.sparkContext._jvm
@@ -186,6 +201,7 @@ def _assembled(spark: "SparkSession", config: Config, bus: Bus) -> tuple[Pipelin
         builder=Builder(jvm, jvm_catalog, tables),
         design=lambda name, rule: declared_design(name, rule, record_format, include),
         bus=bus,
+        after=after,
     )
     return pipeline, source
 

@@ -39,10 +39,12 @@ def test_a_dead_jvm_ends_the_run_with_75(folder):
     assert each_once(folder)
 
 
-def test_a_zombie_is_fenced(folder):
+@pytest.mark.parametrize("place", ["marker-checked", "batch-begins"])
+def test_a_zombie_is_fenced(folder, place):
+    """Also where its batch fails for another reason first: a restart is no new claim."""
     fill(folder, "a.jsonl", 30_000)
-    with started(folder, "run", failpoints="marker-checked:stop:1:1") as zombie:
-        os.waitid(os.P_PID, zombie.pid, os.WSTOPPED)  # about to commit
+    with started(folder, "run", failpoints=f"{place}:stop:1:1") as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WSTOPPED)
         finish(folder)
         assert each_once(folder, 30_000)
         fill(folder, "b.jsonl", 30_000, first=30_000)

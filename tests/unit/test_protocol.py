@@ -30,6 +30,7 @@ from icestream.commit.protocol import (
     may_claim,
     nearest,
     next_generation,
+    overtaken,
     plan,
     resolve,
     settle,
@@ -145,6 +146,16 @@ CLAIMS = {
 def test_may_claim(case):
     seen, expected = CLAIMS[case]
     assert may_claim(seen, CLAIM) is expected
+
+
+def test_a_run_that_begins_again_gives_way_to_whoever_came_meanwhile():
+    mine = view(marker(run_id="before", generation=3), ())
+    theirs = view(marker(run_id="other", generation=4), ())
+    assert overtaken({"a": mine, "b": view(None, ())}, ["before"]) is None
+    assert overtaken({"a": mine, "b": theirs}, ["before"]) == "b"
+    assert overtaken({"a": mine, "b": theirs}, ["before", "other"]) is None
+    older = view(marker(run_id="long ago", generation=2), ())
+    assert overtaken({"a": mine, "b": older}, ["before"]) is None, "a quarantine, not seen since"
 
 
 def test_generations_count_up_over_all_tables():

@@ -188,6 +188,24 @@ def may_claim(view: TableView, claim: Claim) -> Outcome:
     return Outcome.AGAIN
 
 
+def overtaken(views: Mapping[str, TableView], runs: Iterable[str]) -> str | None:
+    """Name a table whose newest claim is none of these runs', or None: they may begin again.
+
+    A process that begins a broken run anew must not take its tables from whoever came meanwhile.
+    """
+    claims = {name: view.marker for name, view in views.items() if view.marker}
+    newest = max((marker.generation for marker in claims.values()), default=0)
+    known = set(runs)
+    return min(
+        (
+            name
+            for name, marker in claims.items()
+            if marker.generation == newest and marker.run_id not in known
+        ),
+        default=None,
+    )
+
+
 def plan(
     view: TableView,
     claim: Claim,

@@ -1,0 +1,211 @@
+"""A campaign of harm: kill, stop and deceive a pipeline, and prove its tables after each time.
+
+    make chaos SEED=1 KILLS=200
+
+Which harm comes when follows from the seed. Figures go to build/chaos.json; the exit code is 1 if a
+record was lost, doubled or made up, or a snapshot held anything but what lies below its marker.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from commands import COMMAND  # noqa: E402
+from crash.harm import Tally, ways  # noqa: E402
+from crash.world import Driver, World  # noqa: E402
+from icestream.catalogs import catalog_for  # noqa: E402
+from icestream.verify import verify  # noqa: E402
+
+COMPARE_EVERY = 10  # with the broker's records, which takes longer the longer it runs
+
+
+class Violated(AssertionError):
+    """The tables are not what they must be; the folder is kept to look into."""
+
+
+@dataclass
+class Outcome:
+    """What a campaign found."""
+
+    seed: int
+    kills: Counter[str] = field(default_factory=Counter)
+    restarts: int = 0
+    records: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    phantom: int = 0
+    prefix_violations: int = 0
+    verified: int = 0
+    resolved: int = 0  # commits whose answer was unknown or a refusal
+    recoveries: list[float] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Nothing was lost, doubled or made up."""
+        return not self.findings
+
+    def facts(self) -> dict[str, Any]:
+        """For build/chaos.json."""
+        times = sorted(self.recoveries) or [0.0]
+        return {
+            "seed": self.seed,
+            "kills": self.kills.total(),
+            "restarts": self.restarts,
+            "records": self.records,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "phantom": self.phantom,
+            "prefix_violations": self.prefix_violations,
+            "verified": self.verified,
+            "unknown_commits_resolved": self.resolved,
+            "fenced": self.tally.fenced,
+            "failpoints_missed": self.tally.missed,
+            "recovery_p50_s": round(statistics.median(times), 1),
+            "recovery_p95_s": round(times[int(0.95 * (len(times) - 1))], 1),
+            "kills_by_kind": dict(sorted(self.kills.items())),
+            "findings": self.findings,
+        }
+
+
+def campaign(folder: Path, catalog: str, order: Sequence[str], outcome: Outcome) -> None:
+    """Harm one pipeline on one catalog, in this order; raises Violated at the first finding."""
+    rng = random.Random(f"{outcome.seed} {catalog}")
+    known = ways(catalog)
+    with World(folder, catalog).alive() as world:
+        driver: Driver | None = None
+        maintenance: Driver | None = None
+        for number, name in enumerate(order):
+            say(f"{catalog} {number + 1}/{len(order)}: {name}")
+            harm = known[name]
+            if driver is not None and harm.failpoint:
+                driver.kill()
+                outcome.kills["kill driver"] += 1
+            if driver is None or harm.failpoint:
+                driver = world.start(harm.armed(rng) if harm.failpoint else "")
+            driver = harm.do(world, driver, rng, outcome.tally)
+            outcome.kills[name] += 1
+            if driver is None:
+                with still(maintenance):
+                    source = number % COMPARE_EVERY == COMPARE_EVERY - 1
+                    judge(world, outcome, name, source)
+            # Only now are there tables to maintain.
+            maintenance = maintenance or world.start_script("maintain.py", "maintenance.yml")
+        if driver is not None and (code := driver.stop()):
+            outcome.findings.append(f"a stop in good order ended with {code}")
+        finish(world, outcome, maintenance)
+        outcome.resolved += sum(each.retries for each in world.drivers)
+        outcome.recoveries += [each.recovered for each in world.drivers if each.recovered]
+        outcome.restarts += sum(each is not maintenance for each in world.drivers) - 1
+
+
+@contextmanager
+def still(maintenance: Driver | None) -> Iterator[None]:
+    """Nobody expires a snapshot while it is looked at."""
+    if maintenance is None:
+        yield
+        return
+    maintenance.process.send_signal(signal.SIGSTOP)
+    yield
+    maintenance.process.send_signal(signal.SIGCONT)
+
+
+def judge(world: World, outcome: Outcome, after: str, source: bool) -> None:
+    """Prove the tables as they are, in each snapshot that there is."""
+    result = verify(world.config, source=source, all_snapshots=True)
+    outcome.verified += 1
+    outcome.lost += result.lost
+    outcome.duplicated += result.duplicated
+    outcome.phantom += result.phantom
+    outcome.prefix_violations += len(result.violations)
+    outcome.findings += [f"after `{after}`: {each}" for each in result.violations]
+    if not outcome.clean:
+        raise Violated("\n".join(outcome.findings))
+
+
+def finish(world: World, outcome: Outcome, maintenance: Driver | None) -> None:
+    """Take all that was sent, and compare with the broker's records and with the sender's count."""
+    world.feeder.stop()
+    command = [*COMMAND, "run", "--once", "icestream.yml"]
+    subprocess.run(command, cwd=world.folder, check=True, capture_output=True)
+    with still(maintenance):
+        judge(world, outcome, "the end", source=True)
+        found, aside = arrived(world)
+    sent = world.feeder.sent
+    outcome.records += sent
+    if found.total() + aside != sent or max(found.values()) > 1:
+        outcome.findings.append(f"{sent} records were sent, {found.total() + aside} arrived")
+        raise Violated(outcome.findings[-1])
+
+
+def arrived(world: World) -> tuple[Counter[int], int]:
+    """How often each record's id is in the tables, and how many records were set aside."""
+    opened = catalog_for(world.config.catalog).open()
+    found: Counter[int] = Counter()
+    aside = 0
+    for topic in world.feeder.topics:
+        rows = opened.load_table(f"db.{topic}").scan(selected_fields=("id",)).to_arrow()
+        found.update(rows.column("id").to_pylist())
+        if opened.table_exists(f"db.{topic}__quarantine"):
+            aside += opened.load_table(f"db.{topic}__quarantine").scan().to_arrow().num_rows
+    return found, aside
+
+
+def orders(seed: int, kills: int, catalogs: Sequence[str]) -> dict[str, list[str]]:
+    """Which harm comes when: each way in turn, in an order of the seed's choice."""
+    rng = random.Random(seed)
+    found: dict[str, list[str]] = {}
+    for number, catalog in enumerate(catalogs):
+        share = kills // len(catalogs) + (number < kills % len(catalogs))
+        names: list[str] = []
+        while len(names) < share:
+            names += rng.sample(sorted(ways(catalog)), len(ways(catalog)))
+        found[catalog] = names[:share]
+    return found
+
+
+def say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--catalogs", default="local,rest")
+    options = parser.parse_args()
+    (ROOT / "build").mkdir(exist_ok=True)
+    outcome = Outcome(options.seed)
+    catalogs = options.catalogs.split(",")
+    for catalog, order in orders(options.seed, options.kills, catalogs).items():
+        folder = Path(tempfile.mkdtemp(prefix=f"chaos-{catalog}-", dir=ROOT / "build"))
+        try:
+            campaign(folder, catalog, order, outcome)
+        except Violated:
+            say(f"kept {folder}")
+            break
+        shutil.rmtree(folder)
+    (ROOT / "build" / "chaos.json").write_text(json.dumps(outcome.facts(), indent=1) + "\n")
+    print(json.dumps(outcome.facts(), indent=1))
+    return 0 if outcome.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
