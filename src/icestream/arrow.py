@@ -8,6 +8,8 @@ from pyiceberg.schema import Schema
 
 from icestream.errors import SchemaRefused
 
+FIELD_ID = b"PARQUET:field_id"  # in the metadata of an Arrow field
+
 # pyiceberg.io.pyarrow has the same mapping, but importing it costs every Python worker 2 seconds.
 _PLAIN: dict[type[t.IcebergType], pa.DataType] = {
     t.BooleanType: pa.bool_(),
@@ -37,7 +39,7 @@ def _field(field: t.NestedField) -> pa.Field:
         field.name,
         _arrow(field.field_type),
         nullable=field.optional,
-        metadata={"PARQUET:field_id": str(field.field_id)},
+        metadata={FIELD_ID: str(field.field_id)},
     )
 
 

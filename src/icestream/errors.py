@@ -8,19 +8,23 @@ IcestreamError                 1   ran and failed
 │   └── TopicMissing          69   the broker answers, and has no such topic
 ├── InternalError             70   a bug of ours
 ├── GaveUp                    75   gave up after retries; a restart is safe
-│   └── SparkEnded            75   Spark's Java process is gone; a restart is safe
+│   ├── IndexDamaged          75   a file of the key index is missing, torn or foreign
+│   ├── SparkEnded            75   Spark's Java process is gone; a restart is safe
+│   └── StorageFailed         75   files cannot be written: disk full, no rights, no answer
 ├── ConfigError               78   the pipeline file is wrong
 │   └── NotBuilt              78   the key is known, its feature does not exist yet
 ├── SetupError                 1   this machine lacks something (Java, disk, memory)
 ├── BadRecord                  1   `bad_records: fail` met one
 ├── SourceChanged              1   the source contradicts what was already taken from it
+├── UnsafeCatalog              1   the catalog takes commits that contradict each other
 └── TableRefused               1   the table is not in a state that we may write to
     ├── Gap                    1   records between the marker and the source's start are gone
     ├── Incarnation            1   the topic was deleted, or deleted and created again
     ├── Truncated              1   the source's log ends before the marker
     ├── Rewound                1   somebody moved the table back behind our marker
     ├── Replaced               1   the table is not the one that we wrote to
-    └── SchemaRefused          1   the incoming schema does not fit the table
+    ├── SchemaRefused          1   the incoming schema does not fit the table
+    └── TooManyPartitions      1   a batch is scattered over more partitions than one may write
 """
 
 from collections.abc import Mapping
@@ -92,8 +96,16 @@ class GaveUp(IcestreamError):
     exit_code = 75
 
 
+class IndexDamaged(GaveUp):
+    """A file of the key index is missing, torn or foreign; a restart builds it again."""
+
+
 class SparkEnded(GaveUp):
     """The JVM that we drive has died or was killed: only a new process has a new one."""
+
+
+class StorageFailed(GaveUp):
+    """Files cannot be written; nothing of the batch is committed, and it may be tried again."""
 
 
 class ConfigError(IcestreamError):
@@ -116,6 +128,10 @@ class BadRecord(IcestreamError):
 
 class SourceChanged(IcestreamError):
     """The source contradicts what was already taken from it."""
+
+
+class UnsafeCatalog(IcestreamError):
+    """The catalog takes commits that contradict each other: no writer is safe there."""
 
 
 class TableRefused(IcestreamError):
@@ -144,3 +160,7 @@ class Replaced(TableRefused):
 
 class SchemaRefused(TableRefused):
     """The incoming schema does not fit the table and may not change it."""
+
+
+class TooManyPartitions(TableRefused):
+    """A batch is scattered over more partitions than one commit may write."""

@@ -8,23 +8,30 @@ advance   write down progress that had no rows
 import random
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from icestream.catalogs.selftest import refuse_unsafe
 from icestream.commit import protocol
-from icestream.commit.committer import Append, IcebergTables
+from icestream.commit.committer import Append, Base, IcebergTables
 from icestream.commit.marker import Counts, Marker, Positions
 from icestream.commit.protocol import Claim, Outcome, Plan, Range, Settled, Standing, TableView
 from icestream.config.options.table import TableRule
 from icestream.errors import GaveUp, InternalError
 from icestream.failpoints import failpoint
+from icestream.index.reader import Reader
 from icestream.observe import events
 from icestream.observe.events import Bus
-from icestream.refusals import refusal
+from icestream.refusals import partitions_refusal, refusal
 from icestream.sources import Located, Losses, Source, Start
 from icestream.task import Report
 from icestream.write.design import Design, quarantine_name
+from icestream.write.discard import discard
+from icestream.write.partition import most_partitions
+from icestream.write.present import missing
+from icestream.write.target import StagedFile
 
+_CLOCKS_DIFFER = 60.0  # seconds that Iceberg puts up with
 _ATTEMPTS = 10  # commits of one batch to one table, from ever newer bases
 
 
@@ -51,6 +58,8 @@ class Work:
     quarantine: TableView | None
     commit_id: str
     stream_ids: Mapping[str, str]
+    keys: tuple[str, ...] = ()  # of a mirror
+    index: Reader | None = None  # of a mirror, at the view's snapshot
 
 
 class Landing:
@@ -61,6 +70,8 @@ class Landing:
         self._source = source
         self._bus = bus
         self.claim = claim
+        self._catalog_is_safe = False  # as far as we have asked
+        self._sequences: dict[str, int] = {}  # of the last commit of this run, by table
 
     def owns(self, view: TableView) -> bool:
         """Whether the table carries this run's claim."""
@@ -75,6 +86,7 @@ class Landing:
         allowed = protocol.may_claim(view, self.claim)
         if allowed is not Outcome.AGAIN:
             raise refusal(name, allowed.value, view)
+        _refuse_an_early_clock(name, view)
         commit_id = uuid.uuid4().hex
         details: Mapping[str, str] = {}
         if view.marker is None and start.positions:
@@ -94,14 +106,28 @@ class Landing:
         )
         self._report(name, settled)
         failpoint("claimed")
+        if not self._catalog_is_safe and not view.lineage and isinstance(view.base, Base):
+            refuse_unsafe(self._tables, name, view.base)
+            self._catalog_is_safe = True
         return self._tables.load(name)
 
-    def land(self, work: Work, report: Report, stage_seconds: float) -> bool:
-        """Commit one table's share; False: the table moved, so plan the batch again."""
+    def land(
+        self,
+        work: Work,
+        report: Report,
+        stage_seconds: float,
+        deletes: Sequence[StagedFile] = (),
+    ) -> bool:
+        """Commit one table's share; False: table or files are not as planned, so plan again."""
         counts = Counts(report.landed, report.quarantined, report.dropped)
         self._check(work, report, counts)
         if not report.read:
             return True
+        if gone := missing([*report.files, *report.quarantine_files, *deletes]):
+            reason = f"{len(gone)} staged files are gone before their commit: {gone[0]}"
+            name, again = work.table.name, Outcome.RESTAGE.value
+            self._bus.emit(events.CommitRetried(self.claim.pipeline, name, 0, again, reason))
+            return False
         watermark = min((at // 1000 for at in report.newest.values()), default=None)
         began = time.monotonic()
         if report.quarantine_files and work.quarantine:
@@ -113,7 +139,12 @@ class Landing:
             if self._append(name, work.quarantine, work, aside, rows, watermark) is None:
                 return False
             failpoint("quarantine-committed")
-        append = Append([file.content_json for file in report.files], report.landed)
+        append = Append(
+            [file.content_json for file in report.files],
+            report.landed,
+            [file.content_json for file in deletes],
+            pinned=work.index is not None,
+        )
         attempts = self._append(work.table.name, work.view, work, append, counts, watermark)
         if attempts is None:
             return False
@@ -130,8 +161,8 @@ class Landing:
                 landed=counts.landed,
                 quarantined=counts.quarantined,
                 dropped=counts.dropped,
-                files=len(report.files),
-                bytes=sum(file.bytes for file in report.files),
+                files=len(report.files) + len(deletes),
+                bytes=sum(file.bytes for file in (*report.files, *deletes)),
                 stage_seconds=round(stage_seconds, 3),
                 commit_seconds=round(time.monotonic() - began, 3),
                 attempts=attempts,
@@ -196,6 +227,10 @@ class Landing:
             raise refusal(name, stand.value, view)
         if not self.owns(view):
             raise refusal(name, Outcome.FENCED.value, view)
+        if view.marker and view.marker.sequence < self._sequences.get(name, 0):
+            # All in it agrees, but our last commit is gone: the catalog itself went back.
+            raise refusal(name, Standing.REWOUND.value, view)
+        _refuse_an_early_clock(name, view)
 
     def _check(self, work: Work, report: Report, counts: Counts) -> None:
         """What must hold after staging and before anything is committed."""
@@ -206,6 +241,13 @@ class Landing:
                 where=describe(work.batch),
                 hint="nothing was committed; please report this",
             )
+        # Each task has kept to the bound by itself; together they may be over it.
+        folders = sorted({file.path.rpartition("/")[0] for file in report.files})
+        most = most_partitions(work.view.base.document["properties"])
+        if len(folders) > most:
+            discard([*report.files, *report.quarantine_files])
+            where = f"from {folders[0]} to {folders[-1]}"
+            raise partitions_refusal(name, len(folders), most, where)
 
     def _append(
         self,
@@ -228,10 +270,13 @@ class Landing:
             )
 
         failpoint("marker-checked")
-        settled = protocol.settle(self._tables, name, view, advanced, append, _pause)
+        settled = protocol.settle(
+            self._tables, name, view, advanced, append, _pause, pinned=append.pinned
+        )
         if settled.outcome is Outcome.RESTAGE:
             return None
         self._report(name, settled)
+        self._sequences[name] = view.marker.sequence + 1 if view.marker else 1
         return settled.attempts
 
     def _report(self, name: str, settled: Settled) -> None:
@@ -275,6 +320,20 @@ def describe(batch: Range) -> str:
         for stream, partitions in batch.stop.items()
         for number, stop in partitions.items()
     )
+
+
+def _refuse_an_early_clock(name: str, view: TableView) -> None:
+    """Iceberg takes no snapshot that is older than the newest one by more than a minute."""
+    document = view.base.document if isinstance(view.base, Base) else {}
+    current = document.get("current-snapshot-id")
+    snapshots = reversed(document.get("snapshots", ()))
+    made = next((each["timestamp-ms"] for each in snapshots if each["snapshot-id"] == current), 0)
+    ahead = made / 1000 - time.time()
+    if ahead > _CLOCKS_DIFFER:
+        raise GaveUp(
+            f"table `{name}`: its newest snapshot is {ahead:,.0f} s ahead of this machine's clock",
+            hint="nothing is lost; set the clock right, here or where the others write",
+        )
 
 
 def _since(at: int | None, now: float) -> float | None:

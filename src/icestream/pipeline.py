@@ -28,6 +28,7 @@ from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused, U
 from icestream.failpoints import failpoint
 from icestream.formats import Format
 from icestream.landing import Landing, RunTable, Work, describe, located
+from icestream.mirrors import Mirrors
 from icestream.observe import events
 from icestream.observe.events import Bus
 from icestream.refusals import loss_refusal, refusal
@@ -68,6 +69,7 @@ class Pipeline:
         builder: Builder,
         design: Callable[[str, TableRule], Design],
         bus: Bus,
+        mirrors: Mirrors,
         after: Sequence[str] = (),
     ) -> None:
         self.name = config.name
@@ -80,6 +82,7 @@ class Pipeline:
         self._builder = builder
         self._design = design
         self._bus = bus
+        self._mirrors = mirrors
         self._router = Router(config)
         self._landing = Landing(tables, source, bus, Claim(self.name, 0, self.run_id))
         self._run: dict[str, RunTable] = {}
@@ -262,7 +265,10 @@ class Pipeline:
             quarantine = self._tables.load(name)
             if not self._landing.owns(quarantine):
                 quarantine = self._landing.take(name, quarantine, Start({}))
-        return Work(table, own, view, plan, quarantine, uuid.uuid4().hex, ids)
+        work = Work(table, own, view, plan, quarantine, uuid.uuid4().hex, ids)
+        if table.rule.mode == "upsert" and plan.verdict is Verdict.COMMIT:
+            return self._mirrors.planned(work)
+        return work
 
     def _stage(
         self, frame: "DataFrame", batch: Range, due: Sequence[Work], routes: Mapping[str, str]
@@ -278,8 +284,13 @@ class Pipeline:
         )
         began = time.monotonic()
         reports = {name: Report() for name in names}
-        frame = self._fitted(frame, batch)
-        for name, text in frame.mapInArrow(task, report_type()).collect():  # type: ignore[arg-type]
+        tasks = self._source.tasks(batch, frame.sparkSession.sparkContext.defaultParallelism)
+        frame = self._fitted(frame, tasks)
+        if task.shuffles:
+            told = self._mirrors.apply(frame, task, tasks)
+        else:
+            told = frame.mapInArrow(task, report_type()).collect()  # type: ignore[arg-type]
+        for name, text in sorted(told):  # errors have no table, so they come first
             if not name:
                 raise IcestreamError.from_facts(json.loads(text))
             reports[name] += Report.from_json(text)
@@ -287,14 +298,13 @@ class Pipeline:
         failpoint("files-staged")
         return reports, time.monotonic() - began
 
-    def _fitted(self, frame: "DataFrame", batch: Range) -> "DataFrame":
+    def _fitted(self, frame: "DataFrame", tasks: int | None) -> "DataFrame":
         """The batch in as many tasks as it is worth, and in Arrow batches that fit into memory."""
         spark = frame.sparkSession
         # Spark can bound a batch by bytes, but weighs it after every row then, which costs a
         # quarter of the way to Python. Only large records, and a first batch, are worth that.
         small = self._widest is not None and self._widest <= _SMALL_RECORD
         spark.conf.set(_BYTES_PER_BATCH, _NO_LIMIT if small else _CAREFUL)
-        tasks = self._source.tasks(batch, spark.sparkContext.defaultParallelism)
         return frame if tasks is None else frame.coalesce(tasks)
 
     def _table_task(self, work: Work) -> TableTask:
@@ -313,6 +323,8 @@ class Pipeline:
             bad_records=table.rule.bad_records,
             metadata_columns=table.rule.metadata_columns,
             dropped_columns=frozenset(table.rule.except_columns),
+            declared=frozenset(table.rule.columns),
+            upsert=self._mirrors.upserting(work, prefix) if table.rule.mode == "upsert" else None,
         )
 
     def _finish(self, due: Sequence[Work], staged: tuple[dict[str, Report], float]) -> bool:
@@ -320,13 +332,17 @@ class Pipeline:
         reports, seconds = staged
         self._refuse(due, reports)
         if self._prepare(due, reports):
-            for report in reports.values():
+            for work in due:
+                report = reports[work.table.name]
                 discard([*report.files, *report.quarantine_files])
+                self._mirrors.abandon(work)
             return False
         self._same_streams(due)
 
         def land(work: Work) -> bool:
-            done = self._landing.land(work, reports[work.table.name], seconds)
+            report = reports[work.table.name]
+            deletes = self._mirrors.deletes(work, report)
+            done = self._landing.land(work, report, seconds, deletes)
             failpoint("between-tables")
             return done
 
@@ -367,16 +383,19 @@ class Pipeline:
         for work in due:
             table, report = work.table, reports[work.table.name]
             new = merge_new_fields(report.new_fields)
-            if new or lacks_layout(table.design, work.view.base.document):
+            wider = list({each.name: each for each in report.widened}.values())
+            if new or wider or lacks_layout(table.design, work.view.base.document):
                 asked = True
                 try:
-                    self._builder.evolve(table.design, work.view.base, new)
+                    self._builder.evolve(table.design, work.view.base, new, wider)
                 except protocol.CommitFailed:
                     continue  # somebody was faster: planning again sees what is there now
                 failpoint("schema-evolved")
-                names = tuple(".".join((*each.parent, each.name)) for each in new)
+                names = tuple(".".join((*each.parent, each.name)) for each in [*new, *wider])
                 if names:
                     self._emit(events.SchemaEvolved, table=table.name, columns=names)
+            if table.rule.mode == "upsert" and self._mirrors.prepare(work, report):
+                asked = True
             if report.wants_quarantine and not table.has_quarantine:
                 asked = True
                 design = quarantine_design(table.name)
@@ -398,6 +417,7 @@ class Pipeline:
         """At a clean stop every table says how far it has come."""
         for table in self._run.values():
             self._landing.advance(table)
+        self._mirrors.close()
 
     # -- small things --------------------------------------------------------------------------
 

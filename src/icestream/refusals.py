@@ -37,7 +37,7 @@ def refusal(
             return errors.Rewound(
                 f"table `{table}` was rolled back behind our marker",
                 where=seen,
-                hint="roll it forward again, or start over under another pipeline name",
+                hint="roll it forward again, or let its position follow: `icestream rewind`",
             )
         case "replaced":
             return errors.Replaced(
@@ -86,3 +86,15 @@ def loss_refusal(table: str, lost: Sequence[Loss]) -> IcestreamError:
             where = "missing: " + "; ".join(of_kind[:_SHOWN]) + more
             return error(f"table `{table}`: {what}", where=where, hint=hint)
     return errors.InternalError(f"table `{table}`: no rule for these losses")
+
+
+def partitions_refusal(table: str, count: int, most: int, where: str) -> IcestreamError:
+    """The error for a batch that would make more partitions than a commit may write."""
+    return errors.TooManyPartitions(
+        f"table `{table}`: a batch has rows for {count:,} partitions or more, "
+        f"and a commit may write {most:,}",
+        where=where,
+        hint="nothing was written. Are the values right? Then make `partition_by` coarser (of a "
+        "new table), `max_records_per_commit` smaller, or set the table's property "
+        "`icestream.max-partitions-per-commit`",
+    )

@@ -1,5 +1,6 @@
 """Runs pipelines: starts Spark, starts each stream, supervises them, stops at a commit."""
 
+import os
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from icestream import running
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline as Config
-from icestream.errors import ConfigError, GaveUp, IcestreamError
+from icestream.errors import ConfigError, GaveUp, IcestreamError, SetupError
 from icestream.observe.events import (
     Bus,
     Event,
@@ -51,7 +52,7 @@ def run(
     for config in configs:
         settings.update({**spark_conf(catalog_for(config.catalog)), **config.spark})
     with stop_signals() as (stop, listen):
-        state = Path(configs[0].state_location)
+        state = _state_folder(configs[0])
         sources = [source_for(config.source) for config in configs]
         sets = [name for source in sources for name in source.jar_sets]
         flags = [flag for source in sources for flag in source.java_options]
@@ -63,6 +64,21 @@ def run(
         finally:
             with suppress(Exception):  # it may be the one that died
                 spark.stop()
+
+
+def _state_folder(config: Config) -> Path:
+    """Where derived data goes; raises SetupError when nothing can."""
+    state = Path(config.state_location)
+    hint = "set `state_location` to a folder that you may write to"
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise SetupError(
+            f"state folder `{state}` cannot be made: {failure.strerror}", hint=hint
+        ) from None
+    if not os.access(state, os.W_OK):
+        raise SetupError(f"state folder `{state}` is not writable", hint=hint)
+    return state
 
 
 @contextmanager

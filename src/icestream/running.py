@@ -4,6 +4,7 @@ import shutil
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 
-from icestream.catalogs import catalog_for
+from icestream.catalogs import catalog_for, storage_of
 from icestream.commit.committer import IcebergTables
 from icestream.config.model import Pipeline as Config
 from icestream.errors import GaveUp, IcestreamError, SparkEnded
 from icestream.failpoints import failpoint
 from icestream.formats import format_for
 from icestream.landing import describe
+from icestream.mirrors import Mirrors
 from icestream.observe.events import Bus, RunFailed, RunStopped
 from icestream.pipeline import Pipeline
 from icestream.sources import Source, source_for
@@ -129,9 +131,10 @@ def unexplained(config: Config, failure: BaseException) -> GaveUp:
     logs = Path(config.state_location) / "logs"
     text = str(failure).strip().splitlines()
     first = text[0] if text else type(failure).__name__
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / "failures.log").open("a") as log:
-        traceback.print_exception(failure, file=log)
+    with suppress(OSError):  # a full disk may be what failed
+        logs.mkdir(parents=True, exist_ok=True)
+        with (logs / "failures.log").open("a") as log:
+            traceback.print_exception(failure, file=log)
     return GaveUp(
         f"pipeline `{config.name}`: {type(failure).__name__}: {first}",
         where=str(logs),
@@ -152,7 +155,8 @@ def start(
     `runs` are those of this process that broke. The new one is added before it claims anything.
     """
     runs = [] if runs is None else runs
-    pipeline, source = _assembled(spark, config, bus, tuple(runs))
+    source = source_for(config.source)
+    pipeline = assembled(spark, config, bus, source, tuple(runs))
     runs.append(pipeline.run_id)
     folder = Path(config.state_location) / config.name / "runs"
     scratch = folder / pipeline.run_id
@@ -180,9 +184,10 @@ def start(
     return run
 
 
-def _assembled(
-    spark: "SparkSession", config: Config, bus: Bus, after: Sequence[str]
-) -> tuple[Pipeline, Source]:
+def assembled(
+    spark: "SparkSession", config: Config, bus: Bus, source: Source, after: Sequence[str] = ()
+) -> Pipeline:
+    """All that a run needs, put together; nothing is claimed yet."""
     catalog = catalog_for(config.catalog)
     catalog.check()  # in plain words, before Java says it in its own
     jvm: Any = spark.sparkContext._jvm
@@ -191,19 +196,19 @@ def _assembled(
     )
     tables = IcebergTables(jvm, jvm_catalog, config.name)
     record_format = format_for(config.source.format)
-    source = source_for(config.source)
     include = getattr(config.source, "include", ())
-    pipeline = Pipeline(
+    builder = Builder(jvm, jvm_catalog, tables)
+    return Pipeline(
         config=config,
         source=source,
         record_format=record_format,
         tables=tables,
-        builder=Builder(jvm, jvm_catalog, tables),
+        builder=builder,
         design=lambda name, rule: declared_design(name, rule, record_format, include),
         bus=bus,
+        mirrors=Mirrors(config, storage_of(catalog), builder, bus),
         after=after,
     )
-    return pipeline, source
 
 
 def _trigger(config: Config, once: bool, ends: bool) -> dict[str, Any]:

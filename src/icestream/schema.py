@@ -11,7 +11,9 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
+    DecimalType,
     DoubleType,
+    FloatType,
     IcebergType,
     IntegerType,
     ListType,
@@ -31,6 +33,8 @@ Structure: TypeAlias = "str | list[Structure] | dict[str, Structure]"
 # otherwise add columns without end.
 MAX_FIELDS = 2000
 MAX_NAME = 255
+# What is nested deeper stays JSON text: readers of a table's metadata give up at some 60 levels.
+MAX_DEPTH = 32
 
 ICEBERG_NAMES = frozenset(
     {
@@ -62,8 +66,11 @@ INCLUDED_COLUMNS = {
         ),
     ),
 }
+# What upsert tables have besides.
+SEQUENCE_COLUMN = NestedField(11, "_src_sequence", BinaryType())
+DELETED_COLUMN = NestedField(12, "_is_deleted", BooleanType())
 METADATA_NAMES = frozenset(f.name for f in (*METADATA_COLUMNS, *INCLUDED_COLUMNS.values()))
-OUR_NAMES = METADATA_NAMES | {"_src_sequence", "_is_deleted"}
+OUR_NAMES = METADATA_NAMES | {SEQUENCE_COLUMN.name, DELETED_COLUMN.name}
 
 QUARANTINE_SCHEMA = Schema(
     NestedField(1, "topic", StringType()),
@@ -186,9 +193,9 @@ def merge_types(one: IcebergType, two: IcebergType) -> IcebergType:
     return _number(_merge(_number(one), _number(two)))
 
 
-def infer(structure: Structure) -> IcebergType | None:
+def infer(structure: Structure, depth: int = 0) -> IcebergType | None:
     """Give the type of a new column, or None while only nulls and empty lists were seen."""
-    kind = _infer(structure)
+    kind = _infer(structure, depth)
     return None if kind is None else _number(kind)
 
 
@@ -244,7 +251,7 @@ def compare(
                 if name in known:
                     todo.append(((*path, name), known[name].field_type, inner))
                     continue
-                if (not path and name in ignored) or (found := infer(inner)) is None:
+                if (not path and name in ignored) or (found := infer(inner, len(path))) is None:
                     continue
                 reason = _refusal(path, name, siblings, taken, rule)
                 if reason:
@@ -312,17 +319,19 @@ def _refusal(
     return None
 
 
-def _infer(structure: Structure) -> IcebergType | None:
+def _infer(structure: Structure, depth: int) -> IcebergType | None:
     if isinstance(structure, str):
         return None if structure == "NULL" else _TYPES.get(structure, StringType)()
+    if depth >= MAX_DEPTH:
+        return StringType()
     if isinstance(structure, list):
-        element = _infer(structure[0])
+        element = _infer(structure[0], depth + 1)
         return None if element is None else ListType(0, element, element_required=False)
     names = {name.lower() for name in structure}
     distinct = len(names) == len(structure) <= MAX_FIELDS
     if not distinct or not all(0 < len(name) <= MAX_NAME for name in names):
         return StringType()  # no struct can hold these names: keep the object as JSON text
-    fields = [(name, _infer(inner)) for name, inner in structure.items()]
+    fields = [(name, _infer(inner, depth + 1)) for name, inner in structure.items()]
     known = [NestedField(0, name, kind, required=False) for name, kind in fields if kind]
     return StructType(*known) if known else None
 
@@ -342,7 +351,20 @@ def _merge(one: IcebergType, two: IcebergType) -> IcebergType:
         if len({name.lower() for name in fields}) < len(fields) or len(fields) > MAX_FIELDS:
             return StringType()
         return StructType(*(NestedField(0, name, kind) for name, kind in fields.items()))
+    for wide, narrow in ((one, two), (two, one)):
+        if is_wider(wide, narrow):
+            return wide
     return StringType()
+
+
+def is_wider(new: IcebergType, old: IcebergType) -> bool:
+    """Whether Iceberg can turn a column of the old type into one of the new type."""
+    match old, new:
+        case (IntegerType(), LongType()) | (FloatType(), DoubleType()):
+            return True
+        case DecimalType(), DecimalType():
+            return new.scale == old.scale and new.precision > old.precision
+    return False
 
 
 def _number(kind: IcebergType, ids: "count[int] | None" = None) -> IcebergType:

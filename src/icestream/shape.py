@@ -86,5 +86,11 @@ def _bad(
     return pa.RecordBatch.from_arrays(cast, schema=_QUARANTINE)
 
 
+def quarantined(records: pa.RecordBatch, pipeline: str, at: datetime, stage: str) -> pa.RecordBatch:
+    """Records that have an `error` already, as quarantine has them."""
+    shape = Shape(_QUARANTINE, pipeline, at)
+    return _bad(records, records.column("error"), shape, stage)
+
+
 def _repeat(value: object, rows: int, kind: pa.DataType) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), rows)

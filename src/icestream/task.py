@@ -5,7 +5,7 @@ What comes back to the driver are a few rows of JSON per task: staged files, cou
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,13 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
 from icestream.arrow import arrow_schema
+from icestream.aside import Aside, Offender, above
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
-from icestream.formats import Decoded, Format
+from icestream.formats import IGNORE, Decoded, Format
+from icestream.refusals import partitions_refusal
 from icestream.schema import (
-    METADATA_NAMES,
+    OUR_NAMES,
     NewField,
     Rule,
     dump_new_fields,
@@ -29,6 +31,10 @@ from icestream.schema import (
 )
 from icestream.shape import Shape, split
 from icestream.sources import Reader, RecordFloors
+from icestream.upsert.apply import Mirror
+from icestream.upsert.changes import changes_of
+from icestream.upsert.judge import Terms, judged
+from icestream.write.partition import Scattered
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 if TYPE_CHECKING:
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 
 _MEMORY = 128 << 20  # rows that one task may hold back for sorting, over all its tables
 _LEAST_MEMORY = 8 << 20
+REPORTS = -1  # as a group: no changes, but what a task has to say
 
 
 @dataclass(frozen=True)
@@ -51,16 +58,18 @@ class TableTask:
     bad_records: str
     metadata_columns: bool
     dropped_columns: frozenset[str]
+    declared: frozenset[str] = frozenset()  # columns whose type the pipeline file says
+    upsert: "Upserting | None" = None  # None: every record is a row
 
 
 @dataclass(frozen=True)
-class Offender:
-    """A record that `bad_records: fail` stops at."""
+class Upserting:
+    """How the changes of a table are understood, and shared out among the tasks that apply them."""
 
-    topic: str
-    partition: int
-    offset: int
-    error: str
+    terms: Terms
+    buckets: int = 1
+    groups: int = 1
+    mirror: Mirror | None = None  # None: its keys are not known yet
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,11 @@ class Report:
     oldest: int | None = None  # timestamps of the records, in µs
     newest: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
     widest: int = 0  # bytes of the largest value
+    keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
+    dead: tuple[Mapping[str, str], ...] = ()  # data file → positions that die, packed
+    runs: tuple[str, ...] = ()  # of the key index
+    gather: bool = False  # rows of several tasks need each other: one must have them all
+    widened: tuple[NewField, ...] = ()  # columns that the source has made wider
 
     def __add__(self, other: "Report") -> "Report":
         newest = dict(self.newest)
@@ -98,12 +112,18 @@ class Report:
             min(times, default=None),
             newest,
             max(self.widest, other.widest),
+            self.keys or other.keys,
+            self.dead + other.dead,
+            self.runs + other.runs,
+            self.gather or other.gather,
+            self.widened + other.widened,
         )
 
     def to_json(self) -> str:
         """For the way to the driver."""
-        plain = asdict(replace(self, new_fields=()))
+        plain = asdict(replace(self, new_fields=(), widened=()))
         plain["new_fields"] = [dump_new_fields(seen) for seen in self.new_fields]
+        plain["widened"] = dump_new_fields(self.widened)
         return json.dumps(plain)
 
     @staticmethod
@@ -117,6 +137,10 @@ class Report:
                 "quarantine_files": tuple(StagedFile(**each) for each in raw["quarantine_files"]),
                 "new_fields": tuple(tuple(load_new_fields(seen)) for seen in raw["new_fields"]),
                 "offender": Offender(**raw["offender"]) if raw["offender"] else None,
+                "keys": tuple(raw["keys"]),
+                "dead": tuple(raw["dead"]),
+                "runs": tuple(raw["runs"]),
+                "widened": tuple(load_new_fields(raw["widened"])),
             }
         )
 
@@ -132,24 +156,35 @@ class StageTask:
     ingested_at: datetime
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage everything, then report."""
+        """Stage everything, then report; changes of mirrors go on to the tasks of their keys."""
         desks: dict[str, _Desk] = {}
+        rows: list[tuple[str, str]] = []
+        table = ""
         try:
             for records in self.reader.read(batches):
                 for table, part in self._routed(records):
                     if table not in desks:
                         desks[table] = _Desk(self, self.tables[table])
-                    desks[table].take(part)
-            rows = [(name, desk.finish().to_json()) for name, desk in desks.items()]
+                    blocks = list(desks[table].take(part))
+                    if blocks:
+                        yield _blocks(table, blocks)
+            for table, desk in desks.items():
+                rows.append((table, desk.finish().to_json()))
+        except Scattered as found:
+            refused = partitions_refusal(table, found.count, found.most, found.where)
+            rows = [("", json.dumps(refused.facts()))]
         except IcestreamError as failure:
             rows = [("", json.dumps(failure.facts()))]
         finally:
             for desk in desks.values():
                 desk.close()
-        yield pa.RecordBatch.from_pydict(
-            {"table": [name for name, _ in rows], "report": [text for _, text in rows]},
-            schema=pa.schema([("table", pa.string()), ("report", pa.string())]),
-        )
+        told = reported(rows)
+        yield _beside_blocks(told) if self.shuffles else told
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether changes are shared out by key."""
+        return any(table.upsert for table in self.tables.values())
 
     def _routed(self, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The records at or above the floor of the table they belong to."""
@@ -161,7 +196,7 @@ class StageTask:
             of_topic = records
             if len(topics) > 1:
                 of_topic = records.filter(pc.equal(records.column("topic"), topic))
-            kept = _above(of_topic, self.tables[table].floors.get(topic, {}))
+            kept = above(of_topic, self.tables[table].floors.get(topic, {}))
             if kept.num_rows:
                 yield table, kept
 
@@ -174,9 +209,11 @@ class _Desk:
         self._attempt = uuid.uuid4().hex[:12]
         self._memory = max(_LEAST_MEMORY, _MEMORY // len(job.tables))
         self._good: Stager | None = None
-        self._bad: Stager | None = None
+        self._bad = Aside(
+            table.bad_records, table.quarantine, table.quarantine_floors, self._attempt
+        )
         schema = Schema.model_validate_json(table.target.schema_json)
-        self._data = Schema(*(f for f in schema.fields if f.name not in METADATA_NAMES))
+        self._data = Schema(*(f for f in schema.fields if f.name not in OUR_NAMES))
         self._shape = Shape(
             arrow_schema(schema),
             job.pipeline,
@@ -185,30 +222,75 @@ class _Desk:
         )
         self._report = Report()
 
-    def take(self, records: pa.RecordBatch) -> None:
-        """Decode, shape and stage; if the table must change first, only look for what it lacks."""
-        if self._report.new_fields:
+    def take(self, records: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+        """Decode, shape and stage; if the table must change first, only look for what it lacks.
+
+        → changes by group of keys, where the table is a mirror.
+        """
+        if self._report.new_fields or self._report.widened:
             self._look(records)
             return
         decoded = self._decode(records, self._data)
         oldest, newest = _times(records)
         widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
         counted = Report(records.num_rows, oldest=oldest, newest=newest, widest=widest)
-        if decoded.new_fields:
-            self._report += replace(counted, new_fields=(decoded.new_fields,))
+        if wider := self._widened(decoded):
+            self._report += replace(counted, widened=wider)
             return
+        if decoded.new_fields:
+            keys = self._keys(records)
+            self._report += replace(counted, new_fields=(decoded.new_fields,), keys=keys)
+            return
+        upsert = self._table.upsert
+        if not upsert and decoded.changes is not None:
+            records, decoded = _with_rows(records, decoded)
+        if upsert and not upsert.terms.keys:
+            self._report += replace(counted, keys=self._keys(records))
+            return
+        if upsert and decoded.errors.null_count:
+            decoded = judged(records, decoded, upsert.terms)
         shaped = split(records, decoded, self._shape)
         good, bad = shaped.good, shaped.bad
-        if good.num_rows:
+        if upsert and good.num_rows:
+            yield from self._changes(records, decoded, good, upsert)
+        elif good.num_rows:
             self._good = self._good or Stager(self._table.target, self._attempt, self._memory)
             self._good.write(good)
             failpoint("mid-write")
-        counted = replace(counted, landed=good.num_rows)
-        self._report += replace(counted, **self._bad_rows(bad)) if bad.num_rows else counted
+        taken = counted.read - bad.num_rows
+        ignored = 0 if upsert else taken - good.num_rows  # heartbeats and the like
+        counted = replace(counted, landed=taken - ignored, dropped=ignored)
+        self._report += counted
+        if bad.num_rows:
+            self._report += Report(**self._bad.take(bad))
 
     def _decode(self, records: pa.RecordBatch, columns: Schema) -> Decoded:
         table = self._table
         return table.format.decode(records, columns, table.rule, table.dropped_columns)
+
+    def _widened(self, decoded: Decoded) -> tuple[NewField, ...]:
+        """Columns to be made wider; not those whose type was chosen by hand."""
+        return tuple(each for each in decoded.widened if each.name not in self._table.declared)
+
+    def _keys(self, records: pa.RecordBatch) -> tuple[str, ...]:
+        """The key columns as the records have them, for a mirror whose keys are not known yet."""
+        upsert, tell = self._table.upsert, getattr(self._table.format, "key_columns", None)
+        if upsert is None or upsert.terms.keys or tell is None:
+            return ()
+        return tuple(tell(records) or ())
+
+    def _changes(
+        self, records: pa.RecordBatch, decoded: Decoded, good: pa.RecordBatch, upsert: Upserting
+    ) -> Iterator[tuple[int, bytes]]:
+        """The good rows with what they do to the mirror, shared out by key."""
+        changes = decoded.changes
+        assert changes is not None, "judged has seen to it"
+        if decoded.errors.null_count < len(records):
+            fine = decoded.errors.is_null()
+            records, changes = records.filter(fine), changes.filter(fine)
+        told = changes_of(records, good, changes, upsert.terms.keys)
+        for group, some in told.split(upsert.buckets, upsert.groups):
+            yield group, some.to_bytes()
 
     def _look(self, records: pa.RecordBatch) -> None:
         """Find what else is new. With the finds so far as columns that is as quick as decoding."""
@@ -218,38 +300,55 @@ class _Desk:
         odd = records.filter(decoded.errors.is_valid())
         if odd.num_rows:  # perhaps only because a type was guessed too narrow
             seen.append(self._decode(odd, self._data).new_fields)
-        self._report += Report(new_fields=tuple(each for each in seen if each))
-
-    def _bad_rows(self, bad: pa.RecordBatch) -> dict[str, Any]:
-        table = self._table
-        if table.bad_records == "drop":
-            return {"dropped": bad.num_rows}
-        if table.bad_records == "fail":
-            first = bad.slice(0, 1).select(["topic", "partition", "offset", "error"]).to_pylist()[0]
-            return {"offender": Offender(**first), "quarantined": bad.num_rows}
-        if table.quarantine is None:
-            return {"wants_quarantine": True, "quarantined": bad.num_rows}
-        for topic in pc.unique(bad.column("topic")).to_pylist():
-            of_topic = bad.filter(pc.equal(bad.column("topic"), topic))
-            fresh = _above(of_topic, table.quarantine_floors.get(topic, {}))
-            if fresh.num_rows:
-                self._bad = self._bad or Stager(table.quarantine, self._attempt, _LEAST_MEMORY)
-                self._bad.write(fresh)
-        return {"quarantined": bad.num_rows}
+        more = Report(new_fields=tuple(each for each in seen if each))
+        self._report += replace(more, widened=self._widened(decoded))
 
     def finish(self) -> Report:
         """Close the files and say what there is."""
         return replace(
             self._report,
             files=tuple(self._good.finish()) if self._good else (),
-            quarantine_files=tuple(self._bad.finish()) if self._bad else (),
+            quarantine_files=self._bad.finish(),
         )
 
     def close(self) -> None:
         """Let go of what is still open after an error."""
-        for stager in (self._good, self._bad):
-            if stager:
-                stager.abort()
+        if self._good:
+            self._good.abort()
+        self._bad.abort()
+
+
+_REPORT = pa.schema([("table", pa.string()), ("report", pa.string())])
+_BLOCKS = pa.schema([("table", pa.string()), ("group", pa.int32()), ("block", pa.binary())])
+
+
+def reported(rows: Sequence[tuple[str, str]]) -> pa.RecordBatch:
+    """What a task yields: a table's name and a report, or no name and an error."""
+    return pa.RecordBatch.from_pylist(
+        [{"table": name, "report": text} for name, text in rows], schema=_REPORT
+    )
+
+
+def _blocks(table: str, blocks: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+    rows = [{"group": group, "table": table, "block": block} for group, block in blocks]
+    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
+
+
+def _beside_blocks(reports: pa.RecordBatch) -> pa.RecordBatch:
+    """Reports on their way through the shuffle, with a table's changes."""
+    rows = [
+        {"table": row["table"], "group": REPORTS, "block": row["report"].encode()}
+        for row in reports.to_pylist()
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
+
+
+def block_type() -> "StructType":
+    """The columns of what goes through the shuffle, for Spark."""
+    from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
+
+    named = StructType().add("table", StringType()).add("group", IntegerType())
+    return named.add("block", BinaryType())
 
 
 def report_type() -> "StructType":
@@ -259,19 +358,19 @@ def report_type() -> "StructType":
     return StructType().add("table", StringType()).add("report", StringType())
 
 
-def _above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch:
-    """Records of one topic at or above the floor of their partition."""
-    for partition in pc.unique(records.column("partition")).to_pylist() if floors else ():
-        floor = floors.get(partition, 0)
-        if floor <= 0:
-            continue
-        below = pc.and_(
-            pc.equal(records.column("partition"), partition),
-            pc.less(records.column("offset"), floor),
-        )
-        if pc.any(below).as_py():
-            records = records.filter(pc.invert(below))
-    return records
+def _with_rows(records: pa.RecordBatch, decoded: Decoded) -> tuple[pa.RecordBatch, Decoded]:
+    """Of a change feed that is kept as a log: the events that are about a row."""
+    assert decoded.changes is not None, "the caller has looked"
+    said = pc.not_equal(decoded.changes.op, IGNORE)
+    if pc.all(said, min_count=0).as_py():
+        return records, decoded
+    columns = decoded.columns
+    return records.filter(said), replace(
+        decoded,
+        columns=columns.filter(said) if columns.num_columns else columns,
+        errors=decoded.errors.filter(said),
+        changes=decoded.changes.filter(said),
+    )
 
 
 def _times(records: pa.RecordBatch) -> tuple[int | None, dict[str, int]]:

@@ -255,6 +255,5 @@ class World:
         log = self.folder / f"{name}-{len(self.drivers):04d}.log"
         driver = Driver(command, self.folder, log, failpoints)
         self.drivers.append(driver)
-        self._stack.callback(driver.process.wait)
-        self._stack.callback(driver.process.kill)
+        self._stack.callback(driver.kill)
         return driver

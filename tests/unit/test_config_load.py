@@ -371,6 +371,31 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         "tables[0].columns._src_key",
         "`_src_key: binary`: icestream writes this column itself",
     ),
+    "sequence of an append": (
+        BASE + "    sequence_by: [x]\n",
+        5,
+        "tables[0].sequence_by",
+        "`sequence_by`: only with `mode: upsert`",
+    ),
+    "keys of an append": (
+        BASE + "    keys: [x]\n",
+        5,
+        "tables[0].keys",
+        "`keys`: only with `mode: upsert`",
+    ),
+    "upsert without keys": (
+        BASE + "    mode: upsert\n",
+        4,
+        "tables[0].keys",
+        "`keys`: this key is required: only Debezium's records name theirs",
+    ),
+    "deletes said twice": (
+        "name: shop\nsource: {type: files, path: x, format: {type: debezium}}\ntables:\n"
+        "  - {name: a.b, mode: upsert, apply_as_deletes: a = 1}\n",
+        4,
+        "tables[0].apply_as_deletes",
+        "`apply_as_deletes: a = 1`: Debezium's events say what they delete",
+    ),
     "young orphans": (
         BASE + "maintenance: {remove_orphan_files: {older_than: 1h}}\n",
         5,
@@ -398,9 +423,6 @@ WRONG_AND_NOT_BUILT = {
     _with("source", "{type: pulsar, url: x, topics: [a], topic_pattern: a}"): (
         "exactly one of `topics` and `topic_pattern` is needed"
     ),
-    BASE + "    sequence_by: [x]\n": "only with `mode: upsert`",
-    BASE + "    keys: [x]\n": "only with `mode: upsert`",
-    BASE + "    mode: upsert\n": "`keys`: this key is required: records of files have no key",
     BASE + "alerts: {rules: [{metric: freshness, above: 1m, to: [x]}]}\n": (
         "no such channel under `alerts.channels`; known: none"
     ),
@@ -447,9 +469,15 @@ NOT_BUILT: dict[str, tuple[str, str]] = {
         for kind, keys in {
             "avro": ", schema_registry: {url: x}",
             "protobuf": ", schema_registry: {url: x}",
-            "debezium": "",
         }.items()
     },
+    "Avro of Debezium": (
+        _with(
+            "source",
+            "{type: files, path: x, format: {type: debezium, schema_registry: {url: x}}}",
+        ),
+        "`schema_registry`",
+    ),
     "transform": (BASE + "transform: SELECT * FROM input\n", "`transform`"),
     "alerts": (BASE + "alerts: {}\n", "`alerts`"),
     "tests": (
@@ -457,7 +485,6 @@ NOT_BUILT: dict[str, tuple[str, str]] = {
         "`tests`",
     ),
     "branch": (BASE + "    branch: audit\n", "`branch`"),
-    "default mode": (BASE + "defaults: {deletes: soft}\n", "`deletes`"),
 }
 
 

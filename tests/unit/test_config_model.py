@@ -88,7 +88,7 @@ def test_the_page_is_refused_only_for_what_is_not_built(tmp_path: Path) -> None:
         load(path, env={**SECRETS, "CATALOG_URI": "value-of-CATALOG_URI"})
     lines = caught.value.what.splitlines()[1:]
     assert all(line.endswith("is not built yet") for line in lines)
-    for option in ("`mode: upsert`", "`transform`", "`alerts`", "`branch`"):
+    for option in ("`transform`", "`alerts`", "`branch`"):
         assert any(option in line for line in lines), option
     assert not any("kafka" in line for line in lines)
     assert "value-of" not in caught.value.what
@@ -135,7 +135,6 @@ def test_schema_tells_what_is_not_built_and_the_defaults() -> None:
     assert schema["$schema"].endswith("2020-12/schema")
     assert schema["title"] == "icestream.yml"
     assert options["icestream.yml.transform"]["description"].endswith("(not built yet)")
-    assert options["TableRule.mode"]["description"].endswith("(not built yet: upsert)")
     assert schema["$defs"]["KinesisSource"]["description"].endswith("(not built yet)")
     assert schema["$defs"]["JdbcCatalog"]["description"].endswith("(not built yet)")
     for built in ("KafkaSource", "FilesSource", "RestCatalog"):

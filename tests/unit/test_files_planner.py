@@ -615,7 +615,7 @@ def start(tmp_path, folder, tables, scratch):
     config = Config.model_validate(facts, context={"folder": str(tmp_path)})
     one = FilesSource(config.source)
     builder = SimpleNamespace(create=lambda design: False)
-    run = Pipeline(config, one, None, tables, builder, lambda name, rule: Design(name), Bus())
+    run = Pipeline(config, one, None, tables, builder, lambda name, rule: Design(name), Bus(), None)
     caught = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(landing, "_pause", lambda attempt: attempt < 5)

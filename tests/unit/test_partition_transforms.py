@@ -187,7 +187,7 @@ def test_many_partitions_do_not_overflow_the_numbering():
     ]
     count = 70_000
     rows = pa.record_batch({n: pa.array(range(count)) for n in names})
-    partitioner = Partitioner(schema, PartitionSpec(*fields))
+    partitioner = Partitioner(schema, PartitionSpec(*fields), most=1 << 20)
     grouping = partitioner.group(rows)
     assert len(partitioner.partitions) == len(grouping.ranges) == count
     assert grouping.order.tolist() == list(range(count))

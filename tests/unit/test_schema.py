@@ -18,6 +18,7 @@ from pyiceberg.types import (
 
 from icestream.schema import (
     ICEBERG_NAMES,
+    MAX_DEPTH,
     MAX_FIELDS,
     METADATA_COLUMNS,
     OUR_NAMES,
@@ -249,3 +250,17 @@ def test_with_new_fields_adds_at_every_depth():
     }
     assert grown.column_names[-1] == "name"
     assert grown.find_type("items.element.b") == DOUBLE
+
+
+def test_what_is_nested_too_deep_stays_text():
+    structure: Structure = "BIGINT"
+    for _ in range(100):
+        structure = {"a": structure}
+    kind, depth = infer(structure), 0
+    while isinstance(kind, StructType):
+        kind, depth = kind.fields[0].field_type, depth + 1
+    assert (kind, depth) == (StringType(), MAX_DEPTH)
+    whole = with_new_fields(Schema(), [NewField((), "deep", infer(structure))])
+    assert Schema.model_validate_json(whole.model_dump_json()) == whole
+    beyond = compare(whole, {"deep": structure}, "evolve")
+    assert beyond.new == ()

@@ -10,11 +10,12 @@ import pytest
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
+from icestream.aside import Offender, above
 from icestream.errors import IcestreamError, SourceChanged
 from icestream.formats.json import JsonFormat
 from icestream.records import RECORDS
 from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA, NewField
-from icestream.task import Offender, Report, StageTask, TableTask, _above, _times
+from icestream.task import Report, StageTask, TableTask, _times
 from icestream.write.stage import StagedFile, StageTarget
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -200,10 +201,10 @@ def test_a_table_that_has_it_all_reports_nothing(tmp_path):
 @pytest.mark.parametrize("floor", range(-1, 5))
 def test_the_floor_itself_is_kept(floor):
     batch = records(*(("a", at, good(at)) for at in range(4)))
-    kept = _above(batch, {0: floor}).column("offset").to_pylist()
+    kept = above(batch, {0: floor}).column("offset").to_pylist()
     assert kept == [at for at in range(4) if at >= floor]
-    assert _above(batch, {3: 99}).num_rows == 4
-    assert _above(batch, {}).num_rows == 4
+    assert above(batch, {3: 99}).num_rows == 4
+    assert above(batch, {}).num_rows == 4
 
 
 # ── bad records ─────────────────────────────────────────────────────────────────────────────────

@@ -1,12 +1,13 @@
 """Catalogs: contract and registry. Spark, Java and PyIceberg open the same tables."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from icestream.plugins import plugin
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog as PyCatalog
+    from pyiceberg.io import FileIO
 
 CATALOGS = {
     "local": "icestream.catalogs.local:LocalCatalog",
@@ -36,6 +37,20 @@ def catalog_for(options: Any) -> Catalog:
     """The catalog that `catalog:` describes."""
     catalog: Catalog = plugin("catalog", CATALOGS, options.type)(options)
     return catalog
+
+
+def storage_of(catalog: Catalog) -> Callable[[str], "FileIO"]:
+    """PyIceberg's way to a table's files, with the catalog's own settings."""
+    from pyiceberg.io import load_file_io
+
+    opened: list[PyCatalog] = []  # when it is first needed
+
+    def at(location: str) -> "FileIO":
+        if not opened:
+            opened.append(catalog.open())
+        return load_file_io(opened[0].properties, location)
+
+    return at
 
 
 def spark_conf(catalog: Catalog) -> dict[str, str]:

@@ -161,6 +161,38 @@ def verify(file: Path, source: bool, all_snapshots: bool, deep: bool, as_json: b
 
 
 @cli.command()
+@_FILE
+@click.option("--to-time", metavar="TIME", help="Such as 2026-01-31T12:00:00Z; no zone means UTC.")
+@click.option("--to-snapshot", type=int, metavar="ID", help="Of one table; the others stay.")
+@click.option("--table", metavar="NAME", help="Only this table, and its quarantine with it.")
+@click.option("--yes", is_flag=True, help="Do it. Without this, only the plan is shown.")
+@click.option("--accept-loss", is_flag=True, help="Also if the source cannot give all of it again.")
+@_JSON
+def rewind(
+    file: Path,
+    to_time: str | None,
+    to_snapshot: int | None,
+    table: str | None,
+    yes: bool,
+    accept_loss: bool,
+    as_json: bool,
+) -> None:
+    """Move tables and source position back together; the next run replays from there."""
+    from icestream.cli.rewind import say_again, show_rewind, target_of
+    from icestream.config.load import load
+    from icestream.rewind import plan_rewind
+    from icestream.rewind import rewind as go_back
+
+    target = target_of(to_time, to_snapshot)
+    config = load(file).pipeline
+    if yes:
+        plan = go_back(config, target, table, accept_loss)
+    else:
+        plan = plan_rewind(config, target, table)
+    show_rewind(plan, as_json, say_again(file, to_time, to_snapshot, table))
+
+
+@cli.command()
 @_JSON
 def doctor(as_json: bool) -> None:
     """Check this machine: Java, Spark, jars, memory, disk, clock."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 
 from icestream.commit.marker import Marker, Positions, property_name, summary
 from icestream.commit.protocol import Ancestor, CommitFailed, TableView
@@ -22,10 +23,12 @@ _FOLLOWED = 5_000  # snapshots; expiry keeps tables far below
 
 @dataclass(frozen=True)
 class Append:
-    """Data files to add, as the JSON that Iceberg's ContentFileParser reads; may be none."""
+    """Files to add, as the JSON that Iceberg's ContentFileParser reads; may be none."""
 
     files: Sequence[str] = ()
     records: int = 0
+    deletes: Sequence[str] = ()  # position deletes, of rows in the snapshot that is the base
+    pinned: bool = False  # it fits that snapshot alone
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class IcebergTables:
             self.transact(
                 name, base, lambda transaction: self._append(transaction, marker, before, work)
             )
-        except Py4JError as failure:
+        except (Py4JError, PySparkException) as failure:
             raise CommitFailed(_first_line(failure)) from None
 
     def transact(self, name: str, base: Base, build: Callable[[Any], None]) -> None:
@@ -143,7 +146,7 @@ class IcebergTables:
             build(transaction)
             try:
                 transaction.commitTransaction()
-            except Py4JError as failure:
+            except (Py4JError, PySparkException) as failure:
                 raise CommitFailed(operations.failure or _first_line(failure)) from None
         finally:
             operations.let_go()
@@ -154,12 +157,23 @@ class IcebergTables:
 
     def _append(self, transaction: Any, marker: Marker, before: Positions, work: Append) -> None:
         iceberg = self._jvm.org.apache.iceberg
-        # Fast append: one new manifest a commit; merging manifests is maintenance's work.
-        update = transaction.newFastAppend()
-        if work.files:
-            parser, specs = iceberg.ContentFileParser, transaction.table().specs()
+        parser, specs = iceberg.ContentFileParser, transaction.table().specs()
+
+        def parsed(text: str) -> Any:
+            return parser.fromJson(self._mapper.readTree(text), specs)
+
+        if work.deletes:
+            # No validation: the base is the snapshot that the positions were looked up in.
+            update = transaction.newRowDelta()
             for text in work.files:
-                update.appendFile(parser.fromJson(self._mapper.readTree(text), specs))
+                update.addRows(parsed(text))
+            for text in work.deletes:
+                update.addDeletes(parsed(text))
+        else:
+            # Fast append: one new manifest a commit; merging manifests is maintenance's work.
+            update = transaction.newFastAppend()
+            for text in work.files:
+                update.appendFile(parsed(text))
         for key, value in summary(marker, before, work.records).items():
             update.set(key, value)
         update.commit()

@@ -311,8 +311,11 @@ def forgiven(
     )
 
 
-def resolve(view: TableView, tried: Marker, planned: TableView) -> Outcome:
-    """After a commit without a plain yes: what does the table itself say?"""
+def resolve(view: TableView, tried: Marker, planned: TableView, pinned: bool = False) -> Outcome:
+    """After a commit without a plain yes: what does the table itself say?
+
+    `pinned` work speaks of rows at their positions: it only fits the snapshot it was made for.
+    """
     if view.uuid == tried.table_uuid and any(a.commit_id == tried.commit_id for a in view.lineage):
         return Outcome.LANDED
     if view.marker and view.marker.commit_id == tried.commit_id:
@@ -327,6 +330,10 @@ def resolve(view: TableView, tried: Marker, planned: TableView) -> Outcome:
         return Outcome.REPLACED
     moved = marker is None or before is None or marker.commit_id != before.commit_id
     if moved or view.schema_id != planned.schema_id:
+        return Outcome.RESTAGE
+    if pinned and [a.snapshot_id for a in view.lineage[:1]] != [
+        a.snapshot_id for a in planned.lineage[:1]
+    ]:
         return Outcome.RESTAGE
     return Outcome.AGAIN
 
@@ -348,6 +355,7 @@ def settle(
     work: Any,
     pause: Callable[[int], bool],
     look: Callable[[TableView], Outcome] | None = None,
+    pinned: bool = False,
 ) -> Settled:
     """Commit `work` once per base until it is in, or until the table says that it may not be.
 
@@ -368,7 +376,7 @@ def settle(
         seen = _look_again(tables, name, pause, attempt)
         if seen is None:
             return Settled(Outcome.AGAIN, attempt, reason)
-        outcome = look(seen) if look else resolve(seen, marker, planned)
+        outcome = look(seen) if look else resolve(seen, marker, planned, pinned)
         if outcome is not Outcome.AGAIN or not pause(attempt):
             return Settled(outcome, attempt, reason)
         view = seen

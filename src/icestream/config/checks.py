@@ -7,7 +7,7 @@ from datetime import timedelta
 from icestream.config import ddl, kafka
 from icestream.config.document import Loc, show_path
 from icestream.config.model import Pipeline
-from icestream.config.options.source import BrokerSource, FilesSource, KafkaSource
+from icestream.config.options.source import BrokerSource, KafkaSource
 from icestream.config.options.table import TableRule
 from icestream.config.problems import Problem
 from icestream.config.route import PLACEHOLDER, QUARANTINE, TABLE_NAME, groups
@@ -161,8 +161,10 @@ def _mode(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
                 yield Problem((*loc, name), "only with `mode: upsert`")
         return
     source = pipeline.source
-    if rule.keys is None and isinstance(source, FilesSource) and source.format.type != "debezium":
-        yield Problem((*loc, "keys"), "this key is required: records of files have no key")
+    if rule.keys is None and source.format.type != "debezium":
+        yield Problem((*loc, "keys"), "this key is required: only Debezium's records name theirs")
+    if rule.apply_as_deletes and source.format.type == "debezium":
+        yield Problem((*loc, "apply_as_deletes"), "Debezium's events say what they delete")
     if {**pipeline.defaults.properties, **rule.properties}.get("format-version") == "3":
         message = "3 with `mode: upsert` is not built yet"
         yield Problem(

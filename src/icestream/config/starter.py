@@ -71,8 +71,6 @@ tables:                         # the first rule that matches the whole topic na
 
 _CDC = """\
 # icestream pipeline: mirrors database tables from Debezium's change events in Kafka.
-# Not built yet, so `icestream validate` refuses it for now:
-#   type: kafka, format type: debezium, mode: upsert, keys, deletes, truncate
 
 name: mirror                    # id of the pipeline: a-z 0-9 _ -
 
@@ -85,7 +83,7 @@ source:
   bootstrap_servers: ${KAFKA:-localhost:9092}
   topic_pattern: 'shop\\.public\\.(?P<table>\\w+)'
   start: earliest               # earliest | latest | a timestamp
-  format: {type: debezium}      # Avro events: add schema_registry: {url: …}
+  format: {type: debezium}
   # options: {kafka.security.protocol: SASL_SSL}    # Spark's Kafka options, as they are
 
 commit_interval: 1m             # 30s 5m 1h; or once
@@ -106,5 +104,5 @@ tables:                         # the first rule that matches the whole topic na
 
 
 def starter(kind: Kind = "append") -> str:
-    """A commented pipeline file; all but `cdc` run today."""
+    """A commented pipeline file."""
     return {"append": _APPEND, "cdc": _CDC, "multi": _MULTI}[kind]

@@ -1,7 +1,7 @@
 """Formats: bytes → typed Arrow columns and a reason per bad row. The contract and the registry."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,9 +12,40 @@ from icestream.plugins import plugin
 from icestream.schema import NewField, Rule
 
 FORMATS = {
+    "debezium": "icestream.formats.debezium:DebeziumFormat",
     "json": "icestream.formats.json:JsonFormat",
     "raw": "icestream.formats.raw:RawFormat",
 }
+
+
+# What a row does to a mirror.
+UPSERT, DELETE, TRUNCATE, IGNORE = range(4)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What each decoded row does to a mirror, row by row beside `columns`.
+
+    A row that is deleted has its key in `columns` and what else is known of it. One that
+    truncates has nulls, and so has one to ignore: a tombstone, a heartbeat, neither row nor bad.
+    """
+
+    op: pa.Int8Array
+    sequence: pa.BinaryArray
+    """Compares as the log positions of the source do; null: none, the offset alone decides."""
+    missing: Mapping[str, pa.BooleanArray] = field(default_factory=dict)
+    """By column, where there are any: rows whose event did not carry its value."""
+    old_key: pa.RecordBatch | None = None
+    """The key before it was changed, beside the row that has the new one; else nulls."""
+
+    def filter(self, kept: pa.BooleanArray) -> "Changes":
+        """Only those of some rows."""
+        return Changes(
+            self.op.filter(kept),
+            self.sequence.filter(kept),
+            {name: flags.filter(kept) for name, flags in self.missing.items()},
+            self.old_key.filter(kept) if self.old_key is not None else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -25,15 +56,22 @@ class Decoded:
     `errors` is null for a good row, else the reason: short, without a dump of the payload.
     `new_fields` is not empty when the table should gain fields first. Then nothing else of the
     result may be used: the driver evolves the table and the batch is decoded again.
+    `widened` are columns that the source has made wider, with the type that they should have. Rows
+    that need it are bad until the table follows.
     """
 
     columns: pa.RecordBatch
     errors: pa.StringArray
     new_fields: tuple[NewField, ...] = ()
+    changes: Changes | None = None
+    widened: tuple[NewField, ...] = ()
 
 
 class Format(Protocol):
-    """A small picklable object, made on the driver and called by tasks on executors."""
+    """A small picklable object, made on the driver and called by tasks on executors.
+
+    A frozen dataclass, whose fields are options of `format:` by the same names.
+    """
 
     def default_schema(self) -> Schema | None:
         """Give the columns that are known without looking at data, or None."""
@@ -66,5 +104,7 @@ def reasons(errors: Mapping[int, str], rows: int) -> pa.StringArray:
 
 def format_for(options: Any) -> Format:
     """The format that `format:` describes."""
-    made: Format = plugin("format", FORMATS, options.type)()
+    kind = plugin("format", FORMATS, options.type)
+    named = (each.name for each in fields(kind))
+    made: Format = kind(**{n: getattr(options, n) for n in named if hasattr(options, n)})
     return made

@@ -52,6 +52,13 @@ def cast(texts: pa.StringArray, kind: IcebergType, arrow: pa.DataType) -> tuple[
         fast = _CASTS[type(kind)]
     except KeyError:
         raise ConfigError(f"a column of type {kind} cannot be decoded from text") from None
+    return strictly(texts, kind, arrow, fast)
+
+
+def strictly(
+    texts: pa.StringArray, kind: IcebergType, arrow: pa.DataType, fast: Cast
+) -> tuple[pa.Array, Bad]:
+    """Cast by `fast`, which raises ArrowInvalid when any text is bad; find those that are."""
     try:
         return fast(texts, arrow), {}
     except pa.ArrowInvalid:

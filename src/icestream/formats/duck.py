@@ -1,12 +1,13 @@
 """The DuckDB questions that the JSON decoder asks: each takes texts and answers row by row.
 
-Texts given here must be valid JSON or null; `extract` alone tells malformed ones apart.
+Texts given here must be valid JSON or null; `extract` and `parts` alone tell malformed ones apart.
 """
 
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -51,11 +52,23 @@ def ask(sql: str, texts: pa.StringArray, *parameters: str) -> pa.Table:
         con.unregister("t")
 
 
-def extract(texts: pa.StringArray, names: Sequence[str]) -> tuple[list[pa.StringArray], list[int]]:
-    """Give the text of each named key of the objects, and the rows that are malformed JSON."""
-    structure = json.dumps(dict.fromkeys(names, "VARCHAR") or {"": "VARCHAR"})
+def extract(
+    texts: pa.StringArray, names: Sequence[str], raw: Collection[str] = ()
+) -> tuple[list[pa.StringArray], list[int]]:
+    """Give the text of each named key of the objects, and the rows that are malformed JSON.
+
+    Strings under the `raw` ones keep their quotes and escapes.
+    """
+    kinds = {name: "JSON" if name in raw else "VARCHAR" for name in names}
+    found, malformed = parts(texts, kinds or {"": "VARCHAR"})
+    return found.flatten()[: len(names)], malformed
+
+
+def parts(texts: pa.StringArray, structure: Mapping[str, Any]) -> tuple[pa.StructArray, list[int]]:
+    """Give what DuckDB's structure names of the objects, and the rows that are malformed JSON."""
+    wanted = json.dumps(structure)
     try:
-        found = ask("SELECT from_json(v, $1) AS x FROM t", texts, structure)
+        found = ask("SELECT from_json(v, $1) AS x FROM t", texts, wanted)
         malformed: list[int] = []
     except duckdb.InvalidInputException:
         found = ask(
@@ -65,10 +78,10 @@ def extract(texts: pa.StringArray, names: Sequence[str]) -> tuple[list[pa.String
             FROM t
             """,
             texts,
-            structure,
+            wanted,
         )
         malformed = np.flatnonzero(found.column("malformed").to_numpy()).tolist()
-    return one_chunk(found.column("x")).flatten()[: len(names)], malformed
+    return one_chunk(found.column("x")), malformed
 
 
 def elements(texts: pa.StringArray) -> tuple[Sizes, pa.StringArray]:
@@ -82,6 +95,13 @@ def entries(texts: pa.StringArray) -> tuple[Sizes, pa.StringArray, pa.StringArra
     found = ask("SELECT json_keys(v) AS k, json_extract_string(v, '$.*') AS x FROM t", texts)
     keys, values = one_chunk(found.column("k")), one_chunk(found.column("x"))
     return _sizes(keys), keys.flatten(), values.flatten()
+
+
+def keys(texts: pa.StringArray) -> list[str]:
+    """Give every key that any of the objects has, once; what is no JSON has none."""
+    sql = "SELECT DISTINCT unnest(json_keys(v)) AS x FROM t WHERE json_valid(v)"
+    found: list[str] = ask(sql, texts).column("x").to_pylist()
+    return found
 
 
 def valid(texts: pa.StringArray) -> pa.BooleanArray:

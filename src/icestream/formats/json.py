@@ -45,6 +45,24 @@ _REAL_OR_NESTED = r"^[{\[]|^-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?$"
 _NULL = "required, but null"
 
 
+class Reading:
+    """How texts become values. A format whose texts mean more than JSON says has its own."""
+
+    raw: frozenset[str] = frozenset()  # top-level columns whose strings keep their quotes
+
+    def arrive(
+        self, texts: pa.StringArray, kind: IcebergType, rows: Rows, path: Path
+    ) -> pa.StringArray:
+        """Look at the texts of a column before anything is made of them."""
+        return texts
+
+    def cast(
+        self, texts: pa.StringArray, kind: IcebergType, arrow: pa.DataType, path: Path
+    ) -> tuple[pa.Array, casts.Bad]:
+        """Turn texts into an array of a plain type."""
+        return casts.cast(texts, kind, arrow)
+
+
 @dataclass(frozen=True)
 class JsonFormat:
     """One JSON object per record; columns are found by name, unknown ones follow the rule."""
@@ -60,45 +78,39 @@ class JsonFormat:
         dropped: frozenset[str] = frozenset(),
     ) -> Decoded:
         """Decode a batch; rows that are bad for any reason never bring new fields."""
-        texts, bad = casts.utf8(records.column("value"))
-        known = {f.name: f.field_type for f in target.fields}
-        taken, rest = template.take_apart(
-            texts, known, lambda name: rule == "ignore" or name in dropped
-        )
-        if not taken or len(rest) > len(texts) // 2:
-            return self._parse(records, texts, bad, target, rule, dropped)
-        parts = [_Batch(rule, dropped, len(each.rows)).plain(each.texts, target) for each in taken]
-        if len(rest):
-            left = pa.array(rest)
-            odd = {i: bad[row] for i, row in enumerate(rest.tolist()) if row in bad} if bad else {}
-            parsed = self._parse(records.take(left), texts.take(left), odd, target, rule, dropped)
-            parts.append(parsed)
-        elif len(parts) == 1:
-            return parts[0]
-        order = template.in_order([*(each.rows for each in taken), rest])
-        columns = pa.Table.from_batches([part.columns for part in parts]).take(order)
-        errors = pa.concat_arrays([part.errors for part in parts]).take(order)
-        return Decoded(columns.combine_chunks().to_batches()[0], errors, parts[-1].new_fields)
-
-    def _parse(
-        self,
-        records: pa.RecordBatch,
-        texts: pa.StringArray,
-        bad: Mapping[int, str],
-        target: Schema,
-        rule: Rule,
-        dropped: frozenset[str],
-    ) -> Decoded:
-        """Decode what no template fits, or everything."""
-        arrow = arrow_schema(target)
         values = records.column("value")
-        batch = _Batch(rule, dropped, len(values))
-        batch.blame(batch.rows, bad)
-        batch.blame(batch.rows, dict.fromkeys(jsonkeys.where(values.is_null()), "null value"))
-        columns = batch.objects(texts, target.as_struct(), arrow, batch.rows, ())
-        new = jsonkeys.unknown(batch.suspects, batch.errors, target, rule, dropped)
-        out = pa.RecordBatch.from_arrays(columns, schema=arrow)
-        return Decoded(out, reasons(batch.errors, len(values)), new)
+        texts, bad = casts.utf8(values)
+        bad |= dict.fromkeys(jsonkeys.where(values.is_null()), "null value")
+        return decode_objects(texts, bad, target, rule, dropped)
+
+
+def decode_objects(
+    texts: pa.StringArray,
+    bad: Mapping[int, str],
+    target: Schema,
+    rule: Rule,
+    dropped: frozenset[str],
+    reading: Reading | None = None,
+) -> Decoded:
+    """Decode one object per row; `bad` says what is wrong with rows whose text is null."""
+    known = {f.name: f.field_type for f in target.fields}
+    batch = _Batch(rule, dropped, reading or Reading())
+    taken, rest = template.take_apart(
+        texts, known, lambda name: rule == "ignore" or name in dropped, batch.reading.raw
+    )
+    if len(rest) > len(texts) // 2:
+        taken, rest = [], np.arange(len(texts))
+    batch.blame(np.arange(len(texts)), bad)
+    parts = [batch.plain(each, target) for each in taken]
+    if len(rest) or not taken:
+        left = texts if not taken else texts.take(pa.array(rest))
+        parts.append(batch.parse(left, target, rest))
+    new = jsonkeys.unknown(batch.suspects, batch.errors, target, rule, dropped)
+    columns = parts[0]
+    if len(parts) > 1:
+        order = template.in_order([*(each.rows for each in taken), rest])
+        columns = pa.Table.from_batches(parts).take(order).combine_chunks().to_batches()[0]
+    return Decoded(columns, reasons(batch.errors, len(texts)), new)
 
 
 @dataclass
@@ -107,14 +119,16 @@ class _Batch:
 
     rule: Rule
     dropped: frozenset[str]
-    size: int
+    reading: Reading
     errors: dict[int, str] = field(default_factory=dict)
     suspects: list[Suspects] = field(default_factory=list)
     mark: str | None = None  # stands before numbers in the texts of nested columns
 
-    @property
-    def rows(self) -> Rows:
-        return np.arange(self.size)
+    def parse(self, texts: pa.StringArray, target: Schema, rows: Rows) -> pa.RecordBatch:
+        """Decode what no template fits, or everything."""
+        arrow = arrow_schema(target)
+        columns = self.objects(texts, target.as_struct(), arrow, rows, ())
+        return pa.RecordBatch.from_arrays(columns, schema=arrow)
 
     def blame(self, rows: Rows, bad: Mapping[int, str], path: Path = ()) -> None:
         """Note reasons; the first one found for a row stays."""
@@ -126,6 +140,7 @@ class _Batch:
         self, texts: pa.StringArray, kind: IcebergType, arrow: pa.DataType, rows: Rows, path: Path
     ) -> pa.Array:
         """Turn texts into an array of any type; `rows` says to which record each text belongs."""
+        texts = self.reading.arrive(texts, kind, rows, path)
         if texts.null_count == len(texts):
             return pa.nulls(len(texts), arrow)
         if isinstance(kind, StructType):
@@ -137,7 +152,7 @@ class _Batch:
             return self.maps(texts, kind, arrow, rows, path)
         if self.mark and len(path) > 1:
             texts = jsonbytes.unmark_numbers(texts, self.mark)
-        out, bad = casts.cast(texts, kind, arrow)
+        out, bad = self.reading.cast(texts, kind, arrow, path)
         self.blame(rows, bad, path)
         return out
 
@@ -154,7 +169,8 @@ class _Batch:
         names = [f.name for f in kind.fields]
         # Columns that are not wanted are taken apart too, so that their keys count as known.
         others = sorted(self.dropped - {*names}) if self.rule != "ignore" and not path else []
-        found, malformed = duck.extract(texts, [*names, *others])
+        raw = frozenset() if path else self.reading.raw
+        found, malformed = duck.extract(texts, [*names, *others], raw)
         texts = self.without_malformed(texts, malformed, rows, path)
         if self.rule != "ignore":
             odd = jsonbytes.unexplained(texts, zip([*names, *others], found, strict=True))
@@ -186,16 +202,16 @@ class _Batch:
             self.blame(rows, dict.fromkeys(missing, _NULL), path)
         return self.column(values, field.field_type, arrow, rows, path)
 
-    def plain(self, texts: Mapping[str, pa.StringArray], target: Schema) -> Decoded:
+    def plain(self, taken: template.Taken, target: Schema) -> pa.RecordBatch:
         """Give columns to texts that a template took apart; all their objects are there."""
         arrow = arrow_schema(target)
-        none, present = pa.nulls(self.size, pa.string()), pa.repeat(True, self.size)
+        size = len(taken.rows)
+        none, present = pa.nulls(size, pa.string()), pa.repeat(True, size)
         columns = [
-            self.member(f, texts.get(f.name, none), out.type, present, self.rows, ())
+            self.member(f, taken.texts.get(f.name, none), out.type, present, taken.rows, ())
             for f, out in zip(target.fields, arrow, strict=True)
         ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=arrow)
-        return Decoded(batch, reasons(self.errors, self.size))
+        return pa.RecordBatch.from_arrays(columns, schema=arrow)
 
     def lists(
         self, texts: pa.StringArray, kind: ListType, arrow: pa.DataType, rows: Rows, path: Path
@@ -233,13 +249,9 @@ class _Batch:
 
     def sound(self, texts: pa.StringArray, opening: str, rows: Rows, path: Path) -> pa.StringArray:
         """Make null what nests too deep or cannot be an object or array, before it is parsed."""
-        why = f"nested deeper than {jsonbytes.MAX_DEPTH} levels"
-        bad = dict.fromkeys(jsonbytes.too_deep(texts), why)
-        for i in jsonbytes.not_starting_with(texts, opening).tolist():
-            if texts[i].is_valid and i not in bad:
-                bad[i] = _not_a(opening, texts[i].as_py(), path)
+        texts, bad = sound(texts, opening, path)
         self.blame(rows, bad, path)
-        return casts.without(texts, bad)
+        return texts
 
     def parsed(self, texts: pa.StringArray, opening: str, rows: Rows, path: Path) -> pa.StringArray:
         """Check as `sound` does, and that every text is JSON: a string may hold anything."""
@@ -251,7 +263,7 @@ class _Batch:
         self, texts: pa.StringArray, malformed: list[int], rows: Rows, path: Path
     ) -> pa.StringArray:
         """Blame malformed texts and make them null."""
-        self.blame(rows, {i: _malformed(texts[i].as_py()) for i in malformed}, path)
+        self.blame(rows, {i: why_malformed(texts[i].as_py()) for i in malformed}, path)
         return casts.without(texts, malformed)
 
     def exact(
@@ -271,7 +283,7 @@ class _Batch:
         if self.mark is None:
             return found
         marked = jsonbytes.mark_numbers(texts.take(pa.array(rows)), self.mark)
-        again, _ = duck.extract(marked, [f.name for f in kind.fields])
+        again, _ = duck.extract(marked, [f.name for f in kind.fields], self.reading.raw)
         mask = np.zeros(len(texts), bool)
         mask[rows] = True
         for i, f in enumerate(kind.fields):
@@ -279,6 +291,18 @@ class _Batch:
                 again[i] = jsonbytes.unmark_numbers(again[i], self.mark)
             found[i] = pc.replace_with_mask(found[i], pa.array(mask), again[i])
         return found
+
+
+def sound(
+    texts: pa.StringArray, opening: str = "{", path: Path = ()
+) -> tuple[pa.StringArray, casts.Bad]:
+    """Make null what nests too deep or cannot be an object or array, and say why."""
+    why = f"nested deeper than {jsonbytes.MAX_DEPTH} levels"
+    bad = dict.fromkeys(jsonbytes.too_deep(texts), why)
+    for i in jsonbytes.not_starting_with(texts, opening).tolist():
+        if texts[i].is_valid and i not in bad:
+            bad[i] = _not_a(opening, texts[i].as_py(), path)
+    return casts.without(texts, bad), bad
 
 
 def _holds(kind: IcebergType, wanted: tuple[type[IcebergType], ...]) -> bool:
@@ -299,12 +323,13 @@ def _not_a(opening: str, text: str, path: Path) -> str:
     try:
         kind = type(json.loads(text))
     except (ValueError, RecursionError):
-        return _malformed(text)
+        return why_malformed(text)
     names = {list: "an array", str: "a string", type(None): "null", bool: "a boolean"}
     return f"the record is {names.get(kind, 'a number')}, not {wanted}"
 
 
-def _malformed(text: str) -> str:
+def why_malformed(text: str) -> str:
+    """Say where a text stops being JSON."""
     try:
         json.loads(text)
     except json.JSONDecodeError as e:

@@ -96,8 +96,10 @@ def long_reals(texts: pa.StringArray) -> Rows:
     """Find the objects with a number that has a point and more digits than a double keeps."""
     data, ends = characters(texts), offsets(texts)
     points = np.flatnonzero(data == ord("."))
-    # So many digits in all means that one side has eight or more: this test leaves few points.
-    far = _digit(data, points - 8) | _digit(data, points + 8)
+    # So many digits in all means that one side has eight or more: this test leaves few points,
+    # not those of a time, which has a colon three places before.
+    before = _digit(data, points - 8) & _digit(data, points - 3)
+    far = before | (_digit(data, points + 8) & _digit(data, points + 3))
     points = points[far & _digit(data, points - 1) & _digit(data, points + 1)]
     points = points[_run(data, points, -1) + _run(data, points, 1) > _DIGITS]
     return np.unique(np.searchsorted(ends - ends[0], points, side="right") - 1)

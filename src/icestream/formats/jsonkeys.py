@@ -84,9 +84,13 @@ def repeated(
 
 def where(mask: pa.BooleanArray) -> list[int]:
     """Give the numbers of the rows for which the mask is true."""
-    flags = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
-    found: list[int] = np.flatnonzero(flags).tolist()
+    found: list[int] = places(mask).tolist()
     return found
+
+
+def places(mask: pa.BooleanArray) -> Rows:
+    """Give the same as an array: for masks that are true for many rows."""
+    return np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
 
 
 def _among(keys: pa.StringArray, names: Iterable[str]) -> pa.BooleanArray:

@@ -8,7 +8,7 @@ docs/design/json.md says why this is the same.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,11 +88,15 @@ def template_of(text: bytes) -> Template | None:
 
 
 def take_apart(
-    texts: pa.StringArray, kinds: Mapping[str, IcebergType], unwanted: Callable[[str], bool]
+    texts: pa.StringArray,
+    kinds: Mapping[str, IcebergType],
+    unwanted: Callable[[str], bool],
+    raw: Collection[str] = (),
 ) -> tuple[list[Taken], Places]:
     """Rows that fit a template of this batch, and the rows that are left to the parser.
 
     `kinds` are the columns; a key that is neither one of them nor unwanted is the parser's matter.
+    Strings of the `raw` columns keep their quotes.
     """
     taken: dict[int, list[Taken]] = {}
     templates: list[Template] = []
@@ -108,7 +112,7 @@ def take_apart(
                 if template is None or not _wanted(template, kinds, unwanted):
                     break
                 templates.append(template)
-            found = _fitting(page, templates[number], left, kinds)
+            found = _fitting(page, templates[number], left, kinds, raw)
             if len(found.rows):
                 left = np.setdiff1d(left, found.rows, assume_unique=True)
                 rest[begin + found.rows] = False
@@ -137,13 +141,19 @@ def _wanted(
 
 
 def _fitting(
-    page: "_Page", template: Template, rows: Places, kinds: Mapping[str, IcebergType]
+    page: "_Page",
+    template: Template,
+    rows: Places,
+    kinds: Mapping[str, IcebergType],
+    raw: Collection[str],
 ) -> Taken:
     rows, spans = page.fit(template, rows)
     texts: dict[str, pa.StringArray] = {}
     fine = np.ones(len(rows), bool)
     for slot, (start, length) in zip(template.slots, spans, strict=True):
         kind = kinds.get(slot.name)
+        if slot.quoted and slot.name in raw:
+            start, length = start - 1, length + 2
         values = page.texts(start, length)
         if not slot.quoted:  # unwanted ones too: a row with a malformed number is no row
             values, plain = _scalars(page, values, start, length, kind)

@@ -77,6 +77,21 @@ class SchemaEvolved(Event):
 
 
 @dataclass(frozen=True)
+class IndexFollowed(Event):
+    """The key index of a mirror was built, or brought to where others have moved the table."""
+
+    table: str
+    how: str
+
+
+@dataclass(frozen=True)
+class KeyMissing(Event):
+    """The records of an upsert table have no key: all of them are rows."""
+
+    table: str
+
+
+@dataclass(frozen=True)
 class PartitionState:
     """How far a table has come in one partition of its source."""
 

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class History:
         facts = event.facts()
         now, table = time.time(), facts.get("table")
         partitions = facts.pop("partitions", None)
-        with self._lock:
+        with self._lock, suppress(sqlite3.OperationalError):  # derived: a full disk stops no run
             self._database.execute(
                 "INSERT INTO events (at, pipeline, kind, subject, facts) VALUES (?, ?, ?, ?, ?)",
                 (now, event.pipeline, event.kind, table, json.dumps(facts)),

@@ -92,7 +92,9 @@ class Foreign:
     exact: bool
 
 
-def check_chain(document: Mapping[str, Any], pipeline: str, findings: Findings) -> Chain:
+def check_chain(
+    document: Mapping[str, Any], pipeline: str, findings: Findings, mirror: bool = False
+) -> Chain:
     """Follow the chain from the marker back to the oldest retained snapshot."""
     lineage = _lineage(document)
     own = tuple(link for link in lineage if link.summary.get("icestream.pipeline") == pipeline)
@@ -107,7 +109,7 @@ def check_chain(document: Mapping[str, Any], pipeline: str, findings: Findings) 
     known = _known(own, reused, findings)
     if marker and own and own[0].commit_id == marker.commit_id:
         _agreement(marker, own, known, whole, findings)
-    for link in own:
+    for link in () if mirror else own:  # there many records make one row
         if link.number("added-records") != link.number("icestream.records"):
             findings.add(
                 "chain",

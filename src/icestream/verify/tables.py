@@ -1,18 +1,11 @@
 """The tables of a pipeline, each looked at by every check; no JVM, nothing is written."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import (
-    NoSuchNamespaceError,
-    NoSuchTableError,
-    RESTError,
-    ValidationError,
-)
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 from pyiceberg.manifest import DataFile, DataFileContent, clear_manifest_cache
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -21,18 +14,16 @@ from icestream.catalogs import catalog_for
 from icestream.commit.marker import Marker, property_name
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.table import TableRule
-from icestream.errors import Replaced, Unreachable
-from icestream.route import Router
+from icestream.errors import Replaced
+from icestream.inventory import answering, routed_tables
 from icestream.verify.chain import Chain, check_chain
 from icestream.verify.files import Files
+from icestream.verify.keys import Keys
 from icestream.verify.offsets import Offsets
 from icestream.verify.report import Findings, Result
 from icestream.verify.rows import Terms, check_quarantine, check_snapshot
 from icestream.verify.scan import ORIGIN, QUARANTINE_ORIGIN, UNREADABLE, Origins
-from icestream.write.design import quarantine_name
-
-# What catalogs raise that do not answer, by module: not each of them is installed everywhere.
-_AWAY = ("sqlalchemy", "sqlite3", "requests", "urllib3")
+from icestream.write.design import keys_of, quarantine_name
 
 
 @dataclass
@@ -57,13 +48,13 @@ def verify(
     opened.check()
     clear_manifest_cache()
     reports = []
-    with _answering(config.catalog.name):
+    with answering(config.catalog.name):
         catalog = opened.open()
-        found = _routes(config, catalog)
+        found = routed_tables(config, catalog)
     for name, rule in found:
-        main = _look(config, catalog, name, ORIGIN, all_snapshots, deep)
+        main = _look(config, catalog, name, ORIGIN, all_snapshots, deep, rule)
         aside = None
-        with _answering(config.catalog.name):
+        with answering(config.catalog.name):
             has_quarantine = catalog.table_exists(quarantine_name(name))
         if has_quarantine:
             aside = _look(
@@ -88,6 +79,10 @@ def _compare(config: Config, rule: TableRule, main: Looked, aside: Looked | None
         text = f"a source of type `{config.source.type}` cannot be asked for its records again"
         main.findings.done("source", text, looked=False)
         return
+    if main.table and keys_of(rule, main.table.properties):
+        told = "a mirror has rows, not records: compare it with the source's own table"
+        main.findings.done("source", told, looked=False)
+        return
     damaged = main.damaged or (aside is not None and aside.damaged)
     if damaged or not (main.rows and main.table and main.chain and main.live is not None):
         main.findings.done("source", "rows could not be read, or not told apart", looked=False)
@@ -99,37 +94,6 @@ def _compare(config: Config, rule: TableRule, main: Looked, aside: Looked | None
     check_source(config, rule, side, main.findings)
 
 
-def _routes(config: Config, catalog: Catalog) -> list[tuple[str, TableRule]]:
-    """Tables by fixed name, by configured topics, and those that a run of ours has made."""
-    router = Router(config)
-    topics = getattr(config.source, "topics", None) or ()
-    known = [router.route(topic) for topic in topics]
-    found = {route.table: route.rule for route in [*router.fixed(), *known] if route}
-    left = list(catalog.list_namespaces())
-    while left:
-        namespace = left.pop()
-        if not router.reaches(".".join(namespace)):
-            continue
-        left.extend(each for each in catalog.list_namespaces(namespace) if each != namespace)
-        for name in (".".join(each) for each in catalog.list_tables(namespace)):
-            rule = router.owner(name)
-            if rule and name not in found and _is_ours(catalog, name, config.name):
-                found[name] = rule
-    return sorted(found.items())
-
-
-def _is_ours(catalog: Catalog, name: str, pipeline: str) -> bool:
-    """Whether a run of this pipeline has written to the table, or it is too broken to tell."""
-    try:
-        table = catalog.load_table(name)
-    except (FileNotFoundError, ValueError, ValidationError):
-        return True
-    return property_name(pipeline) in table.properties or any(
-        snapshot.summary and snapshot.summary["icestream.pipeline"] == pipeline
-        for snapshot in table.metadata.snapshots
-    )
-
-
 def _look(
     config: Config,
     catalog: Catalog,
@@ -137,12 +101,13 @@ def _look(
     columns: tuple[str, str, str],
     all_snapshots: bool,
     deep: bool,
+    rule: TableRule | None = None,
 ) -> Looked:
-    """Chain, files and rows of one table."""
+    """Chain, files and rows of one table; without a rule it is a quarantine."""
     looked = Looked(name, Findings(name))
     findings = looked.findings
     try:
-        with _answering(config.catalog.name):
+        with answering(config.catalog.name):
             table = catalog.load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError):
         findings.add(
@@ -163,7 +128,8 @@ def _look(
         return looked
     looked.table = table
     document = json.loads(table.metadata.model_dump_json(by_alias=True))
-    chain = looked.chain = check_chain(document, config.name, findings)
+    keys = keys_of(rule, table.properties) if rule else None
+    chain = looked.chain = check_chain(document, config.name, findings, mirror=bool(keys))
     looked.terms = _terms(config, document)
     lineage = {link.snapshot_id for link in chain.lineage}
     current = table.metadata.current_snapshot_id
@@ -182,10 +148,13 @@ def _look(
         return looked
     looked.live = live[current]
     looked.damaged = looked.live is None
+    ordered = [each for each in wanted if each.snapshot_id in lineage]
+    if keys:
+        _mirror(table, keys, ordered, live, looked)
+        return looked
     if not set(columns) <= set(table.schema().column_names):
         _total_only(current, looked)
         return looked
-    ordered = [each for each in wanted if each.snapshot_id in lineage]
     looked.rows = _rows(table, columns, ordered, live, looked)
     looked.damaged = looked.rows is None
     if len(ordered) < len(wanted):
@@ -232,6 +201,32 @@ def _rows(
         told += "; no marker to compare with"
     findings.done("rows", told, looked=not unread and looked.chain.marker is not None)
     return newest
+
+
+def _mirror(
+    table: Table,
+    keys: tuple[str, ...],
+    ordered: list[Snapshot],
+    live: dict[int, list[DataFile] | None],
+    looked: Looked,
+) -> None:
+    """Rows of a mirror are not records: of each key there is one."""
+    found, rows, unread = Keys(table, keys), 0, 0
+    for snapshot in ordered:
+        files = live[snapshot.snapshot_id]
+        try:
+            if files is None:
+                unread += 1
+            else:
+                rows = found.check(snapshot.snapshot_id, files, looked.findings)
+        except UNREADABLE as failure:
+            told = str(failure).splitlines()[0][:200]
+            at = snapshot.snapshot_id
+            looked.findings.add("rows", "unreadable", "rows", told, snapshot_id=at)
+            unread += 1
+    told = f"{rows} rows by {', '.join(keys)}, {_snapshots(len(ordered))}"
+    told += f"; {_snapshots(unread)} with damaged files not read" if unread else ""
+    looked.findings.done("rows", told, looked=not unread)
 
 
 def _tell_limits(looked: Looked) -> None:
@@ -281,19 +276,3 @@ def _terms(config: Config, document: dict[str, Any]) -> Terms:
 
 def _snapshots(count: int) -> str:
     return "1 snapshot" if count == 1 else f"{count} snapshots"
-
-
-@contextmanager
-def _answering(name: str) -> Iterator[None]:
-    """A catalog that does not answer says so in many ways; all of them are exit 69."""
-    try:
-        yield
-    except Exception as failure:
-        module = type(failure).__module__.partition(".")[0]
-        if module not in _AWAY and not isinstance(failure, RESTError | ConnectionError):
-            raise
-        raise Unreachable(
-            f"catalog `{name}` does not answer: {type(failure).__name__}: "
-            + str(failure).splitlines()[0][:200],
-            hint="check it with `icestream validate`",
-        ) from None

@@ -1,6 +1,7 @@
 """Designs: what the pipeline file says a table should look like, before any data is seen."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,15 @@ from icestream.config.ddl import (
 )
 from icestream.config.route import QUARANTINE
 from icestream.formats import Format
-from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA
+from icestream.schema import (
+    DELETED_COLUMN,
+    INCLUDED_COLUMNS,
+    METADATA_COLUMNS,
+    QUARANTINE_SCHEMA,
+    SEQUENCE_COLUMN,
+)
+
+KEYS_PROPERTY = "icestream.keys"  # of a mirror: the key columns, as a JSON list
 
 
 @dataclass(frozen=True)
@@ -41,14 +50,34 @@ def declared_design(
         metadata=metadata_columns(rule, include),
         partition_by=tuple(parse_partition(text) for text in rule.partition_by),
         sort_by=tuple(parse_sort(text) for text in rule.sort_by),
-        properties=dict(rule.properties),
+        properties=dict(rule.properties) | _keys_property(rule),
     )
+
+
+def keys_of(rule: Any, properties: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The key columns of a mirror: named by its rule, or written down in the table.
+
+    () means that its records have none, so that all are rows; None that nobody knows yet, or
+    that it is no mirror.
+    """
+    if rule.mode != "upsert":
+        return None
+    if rule.keys:
+        return tuple(rule.keys)
+    stored = properties.get(KEYS_PROPERTY)
+    return tuple(json.loads(stored)) if stored is not None else None
+
+
+def _keys_property(rule: Any) -> dict[str, str]:
+    return {KEYS_PROPERTY: json.dumps(rule.keys)} if rule.mode == "upsert" and rule.keys else {}
 
 
 def declared_columns(rule: Any, record_format: Format) -> list[NestedField]:
     """Columns that are known before any data is seen; declared types win over the format's."""
     fixed = record_format.default_schema()
     kinds = {column.name: column.field_type for column in (fixed.fields if fixed else ())}
+    if rule.mode == "append":  # a log of changes says what each was
+        kinds |= getattr(record_format, "log_columns", {})
     kinds.update({name: parse_type(text) for name, text in rule.columns.items()})
     return [
         NestedField(field_id=number, name=name, field_type=kind, required=False)
@@ -59,9 +88,14 @@ def declared_columns(rule: Any, record_format: Format) -> list[NestedField]:
 
 def metadata_columns(rule: Any, include: Sequence[str] = ()) -> tuple[NestedField, ...]:
     """The columns that we add to every row of a table."""
-    if not rule.metadata_columns:
-        return ()
-    return (*METADATA_COLUMNS, *(INCLUDED_COLUMNS[part] for part in dict.fromkeys(include)))
+    found: tuple[NestedField, ...] = ()
+    if rule.metadata_columns:
+        found = (*METADATA_COLUMNS, *(INCLUDED_COLUMNS[part] for part in dict.fromkeys(include)))
+    if rule.mode == "upsert":
+        found += (SEQUENCE_COLUMN,)
+        if rule.deletes == "soft":
+            found += (DELETED_COLUMN,)
+    return found
 
 
 def quarantine_design(name: str) -> Design:

@@ -1,7 +1,8 @@
 """Parquet data files: options from table properties, row groups by bytes, rolling by size."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 
 from icestream.arrow import arrow_schema
-from icestream.errors import ConfigError
+from icestream.errors import ConfigError, StorageFailed
 from icestream.storage import filesystem
 from icestream.write.arrow import plain
 from icestream.write.metrics import Leaf, NanCounter, content_json, file_metrics
@@ -78,6 +79,7 @@ class DataFiles:
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
         self._open: _OpenFile | None = None
+        self._begun: list[str] = []  # paths, in the file system's words
         self._partition, self._order_id = Partition([], ""), 0
         self.staged: list[StagedFile] = []
 
@@ -101,8 +103,10 @@ class DataFiles:
         self._flush()
         if self._open is None:
             return
-        file, self._open = self._open, None
-        size, metrics = file.finish(self._plan)
+        file = self._open
+        with self._storing():
+            size, metrics = file.finish(self._plan)
+        self._open = None
         entry = content_json(
             file.path, size, self._spec_id, self._order_id, self._partition.values, metrics
         )
@@ -120,9 +124,27 @@ class DataFiles:
             return
         rows = pa.Table.from_batches(self._pending, self._arrow)
         self._pending, self._pending_bytes = [], 0
-        if self._open is None:
-            self._open = self._create(rows)
-        self._open.write(rows)
+        with self._storing():
+            if self._open is None:
+                self._open = self._create(rows)
+            self._open.write(rows)
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Say plainly what storage refuses, and give back the room that this attempt has taken."""
+        try:
+            yield
+        except OSError as failure:
+            self.abort()
+            for path in self._begun:  # none of them was ever offered to a commit
+                with suppress(OSError):
+                    self._filesystem.delete_file(path)
+            cause = os.strerror(failure.errno) if failure.errno else str(failure)
+            raise StorageFailed(
+                f"data files cannot be written: {cause}",
+                where=self._location,
+                hint="nothing of the batch was committed; it goes on when there is room and right",
+            ) from failure
 
     def _create(self, rows: pa.Table) -> "_OpenFile":
         if self._dictionary is None:
@@ -132,7 +154,8 @@ class DataFiles:
             self._filesystem.create_dir(self._root + folder, recursive=True)
             self._folders.add(folder)
         name = f"{folder}/{self._name}-{len(self.staged):05d}.parquet"
-        sink = self._filesystem.open_output_stream(self._root + name, buffer_size=MB // 4)
+        self._begun.append(self._root + name)
+        sink = self._filesystem.open_output_stream(self._begun[-1], buffer_size=MB // 4)
         options = self._options | {"use_dictionary": self._dictionary}
         writer = pq.ParquetWriter(sink, self._arrow, **options)
         nans = NanCounter(self._schema, self._plan)

@@ -1,6 +1,7 @@
 """Rows brought together by partition: transforms, partition numbers and a stable order."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,23 @@ from pyiceberg.schema import Schema
 from icestream.errors import TableRefused
 from icestream.write.arrow import column_at, path_to, plain
 from icestream.write.values import folder, json_values
+
+MOST_PARTITIONS = 1_000  # that one commit writes: each is a file, for every reader to open
+_PROPERTY = "icestream.max-partitions-per-commit"
+_ORIGIN = {"_src_topic": "topic", "_src_partition": "partition", "_src_offset": "offset"}
+
+
+class Scattered(Exception):
+    """Rows of more partitions than a commit may write: how many, and where the outermost are."""
+
+    def __init__(self, count: int, most: int, where: str) -> None:
+        super().__init__(f"{count} partitions, {where}")
+        self.count, self.most, self.where = count, most, where
+
+
+def most_partitions(properties: Mapping[str, str]) -> int:
+    """How many partitions one commit may write to a table with these properties."""
+    return int(properties.get(_PROPERTY, MOST_PARTITIONS))
 
 
 @dataclass(frozen=True)
@@ -56,19 +74,26 @@ def transformed(
 class Partitioner:
     """Numbers the partitions of a table in the order in which they are first seen."""
 
-    def __init__(self, schema: Schema, spec: PartitionSpec) -> None:
-        self._schema, self._spec = schema, spec
+    def __init__(self, schema: Schema, spec: PartitionSpec, most: int = MOST_PARTITIONS) -> None:
+        self._schema, self._spec, self._most = schema, spec, most
         self._kinds = [self._kind(field) for field in spec.fields]
         self._numbers: dict[str, int] = {}
         self.partitions: list[Partition] = []
 
     def group(self, rows: pa.RecordBatch) -> Grouping:
-        """Find the partition of every row; rows of a partition keep their order."""
+        """Find the partition of every row; rows of a partition keep their order.
+
+        Raises Scattered at too many of them, before each costs memory and a file.
+        """
         columns = [
             transformed(rows, self._schema, f.source_id, f.transform) for f in self._spec.fields
         ]
         codes, firsts = _codes(columns, rows.num_rows)
+        if len(firsts) > self._most:
+            raise self._scattered(len(firsts), rows, columns)
         numbers = self._number([column.take(pa.array(firsts)) for column in columns])[codes]
+        if len(self.partitions) > self._most:
+            raise self._scattered(len(self.partitions), rows, columns)
         if len(self.partitions) <= 1 << 16:
             numbers = numbers.astype(np.uint16)  # sorted in linear time
         order = np.argsort(numbers, kind="stable")
@@ -90,6 +115,19 @@ class Partitioner:
             numbers.append(number)
         return np.array(numbers, dtype=np.int64)
 
+    def _scattered(self, count: int, rows: pa.RecordBatch, columns: list[pa.Array]) -> Scattered:
+        """The lowest and the highest value of the column that varies most, and their records."""
+        widest = max(range(len(columns)), key=lambda at: len(columns[at].unique()))
+        column, kind, field = columns[widest], self._kinds[widest], self._spec.fields[widest]
+        order = pc.array_sort_indices(column)  # nulls at the end
+        ends = order.take(pa.array([0, max(0, len(column) - column.null_count - 1)]))
+        values = json_values(column.take(ends), kind)
+        first, last = (
+            folder(field.name, field.transform, kind, value) + _origin(rows, at.as_py())
+            for value, at in zip(values, ends, strict=True)
+        )
+        return Scattered(count, self._most, f"from {first} to {last}")
+
     def _partition(self, values: list[Any]) -> Partition:
         folders = (
             folder(field.name, field.transform, kind, value)
@@ -101,6 +139,13 @@ class Partitioner:
         if isinstance(field.transform, tr.VoidTransform):
             return t.UnknownType()
         return field.transform.result_type(self._schema.find_type(field.source_id))
+
+
+def _origin(rows: pa.RecordBatch, at: int) -> str:
+    """Where a row came from, if it says so."""
+    names = [name for name in _ORIGIN if name in rows.schema.names]
+    told = ", ".join(f"{_ORIGIN[name]} {rows.column(name)[at].as_py()}" for name in names)
+    return f" ({told})" if told else ""
 
 
 def _codes(columns: list[pa.Array], rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

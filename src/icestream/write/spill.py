@@ -8,7 +8,7 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from icestream.errors import SetupError
+from icestream.errors import StorageFailed
 from icestream.write.partition import Grouping
 
 PIECE_BYTES = 1 << 20  # one Arrow message; a reader holds one of each run
@@ -55,11 +55,7 @@ class SpilledRun:
             self._reader = pa.ipc.open_file(self._file)
         except OSError as error:
             self.close()
-            raise SetupError(
-                f"cannot put rows aside on disk: {error}",
-                where=_folder(),
-                hint="set ICESTREAM_SPILL_DIR to a folder with more space",
-            ) from error
+            raise _refused(error) from error
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
         """Read the rows of a partition; messages are read once if asked in rising order."""
@@ -107,7 +103,18 @@ def pieces(
 
 
 def _unnamed_file() -> IO[bytes]:
-    return tempfile.TemporaryFile(prefix="icestream-spill-", dir=_folder())
+    try:
+        return tempfile.TemporaryFile(prefix="icestream-spill-", dir=_folder())
+    except OSError as error:
+        raise _refused(error) from error
+
+
+def _refused(error: OSError) -> StorageFailed:
+    return StorageFailed(
+        f"rows cannot be put aside on disk: {os.strerror(error.errno) if error.errno else error}",
+        where=_folder(),
+        hint="free space there, or set ICESTREAM_SPILL_DIR to another folder",
+    )
 
 
 def _folder() -> str:

@@ -8,7 +8,7 @@ from icestream.arrow import arrow_schema
 from icestream.write.arrow import conform, stored
 from icestream.write.metrics import leaves
 from icestream.write.parquet import MB, DataFiles
-from icestream.write.partition import Partition, Partitioner
+from icestream.write.partition import Partition, Partitioner, most_partitions
 from icestream.write.sort import Order
 from icestream.write.spill import MemoryRun, Run, SpilledRun, pieces, rows_per_piece, split
 from icestream.write.target import StagedFile, StageTarget
@@ -31,7 +31,8 @@ class Stager:
         self._order = Order.parse(target.sort_order_json)
         spec = PartitionSpec.model_validate_json(target.spec_json)
         self._partitioned = bool(spec.fields)
-        self._partitioner = Partitioner(self._schema, spec)
+        most = most_partitions(target.properties)
+        self._partitioner = Partitioner(self._schema, spec, most)
         plan = leaves(self._schema, self._order, target.properties)
         self._files = DataFiles(target, attempt, self._schema, spec.spec_id, plan, memory_bytes)
         self._memory = memory_bytes
@@ -39,12 +40,17 @@ class Stager:
         self._buffered = 0
         self._runs: list[Run] = []
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the files have the rows in the order in which they were given."""
+        return not self._partitioned and not self._order.fields
+
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows that have the table's columns."""
+        """Take rows that have the table's columns; raises Scattered at too many partitions."""
         if not batch.num_rows:
             return
         batch = conform(batch, self._arrow)
-        if not self._partitioned and not self._order.fields:
+        if self.keeps_order:
             self._files.write(batch)
             return
         for piece, size in split(batch, self._memory):

@@ -11,8 +11,8 @@ from pyiceberg.types import IcebergType, NestedField
 from icestream.commit.committer import Base, IcebergTables
 from icestream.config.ddl import PartitionField, SortField
 from icestream.errors import SchemaRefused, Unreachable
-from icestream.schema import METADATA_COLUMNS, METADATA_NAMES, NewField
-from icestream.write.design import Design, laid_out_columns, layout_is_known
+from icestream.schema import METADATA_COLUMNS, OUR_NAMES, NewField
+from icestream.write.design import KEYS_PROPERTY, Design, laid_out_columns, layout_is_known
 from icestream.write.target import StageTarget
 
 _DEFAULTS = {
@@ -58,18 +58,22 @@ class Builder:
             raise self._refusal(design.name, failure) from None
         return True
 
-    def evolve(self, design: Design, base: Base, new: Sequence[NewField]) -> None:
-        """Add columns, and the partitioning and order that had to wait for them; one attempt."""
+    def evolve(
+        self, design: Design, base: Base, new: Sequence[NewField], wider: Sequence[NewField] = ()
+    ) -> None:
+        """Add columns and widen others, lay the table out if that had to wait; one attempt."""
 
         def build(transaction: Any) -> None:
             document = base.document
             top = current_fields(document)
             update = transaction.updateSchema()
-            anchor = next((name for name in top if name in METADATA_NAMES), None)
+            anchor = next((name for name in top if name in OUR_NAMES), None)
             for each in new:
                 self._add(update, each)
-                if not each.parent and anchor and each.name not in METADATA_NAMES:
+                if not each.parent and anchor and each.name not in OUR_NAMES:
                     update.moveBefore(each.name, anchor)
+            for each in wider:
+                update.updateColumn(each.name, self._java_type(each.type))
             update.commit()
             if lacks_layout(design, document, [each.name for each in new if not each.parent]):
                 self._lay_out(transaction, design)
@@ -78,6 +82,16 @@ class Builder:
             self._tables.transact(design.name, base, build)
         except Py4JJavaError as failure:
             raise self._refusal(design.name, failure) from None
+
+    def set_keys(self, design: Design, base: Base, keys: Sequence[str]) -> None:
+        """Write down the key columns of a mirror, as its records name them; one attempt."""
+
+        def build(transaction: Any) -> None:
+            properties = transaction.updateProperties()
+            properties.set(KEYS_PROPERTY, json.dumps(keys))
+            properties.commit()
+
+        self._tables.transact(design.name, base, build)
 
     def _add(self, update: Any, new: NewField) -> None:
         java_type = self._java_type(new.type)
@@ -178,9 +192,9 @@ def current_fields(document: Any) -> list[str]:
 
 
 def lacks_included(design: Design, document: Any) -> list[NewField]:
-    """Columns of `source.include` that a table made without it does not have yet."""
+    """Columns of ours that a table made without `source.include` or upserts does not have yet."""
     there = current_fields(document)
-    included = design.metadata[len(METADATA_COLUMNS) :]
+    included = [f for f in design.metadata if f not in METADATA_COLUMNS]
     return [NewField((), f.name, f.field_type) for f in included if f.name not in there]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from icestream.config import ddl
-from icestream.config.options.base import Model, Names, later, later_values
+from icestream.config.options.base import Model, Names, later
 from icestream.config.values import PassThrough, Regex
 
 
@@ -29,17 +29,14 @@ class Defaults(Model):
     mode: Literal["append", "upsert"] = Field(
         "append",
         description="Add every record, or keep one row per key",
-        json_schema_extra=later_values(upsert="use `mode: append`"),
     )
     deletes: Literal["hard", "soft"] = Field(
         "hard",
         description="Upsert: a delete removes the row, or sets _is_deleted",
-        json_schema_extra=later("it belongs to `mode: upsert`"),
     )
     truncate: Literal["apply", "stop", "ignore"] = Field(
         "apply",
         description="Upsert: what a truncate of the source table does",
-        json_schema_extra=later("it belongs to `mode: upsert`"),
     )
     schema_evolution: Literal["evolve", "freeze", "ignore"] = Field(
         "evolve", description="New fields: add columns, refuse the records, or leave the fields out"
@@ -72,18 +69,15 @@ class TableRule(Defaults):
         None,
         min_length=1,
         description="Upsert: key columns; default: the record's key",
-        json_schema_extra=later("it belongs to `mode: upsert`"),
     )
     sequence_by: Names | None = Field(
         None,
         min_length=1,
         description="Upsert: order of changes; default: the source's log position",
-        json_schema_extra=later("it belongs to `mode: upsert`"),
     )
     apply_as_deletes: str | None = Field(
         None,
         description="Upsert: SQL condition of records that delete their key",
-        json_schema_extra=later("it belongs to `mode: upsert`"),
     )
     partition_by: tuple[PartitionBy, ...] = Field(
         (), description="Partition fields of a new table, such as days(created_at)"

@@ -44,7 +44,8 @@ class KafkaSource:
         self._bootstrap: str = options.bootstrap_servers
         self._options: Mapping[str, str] = options.options
         self._max_records: int = options.max_records_per_commit
-        self._headers = "headers" in options.include
+        # Debezium's headers tell the key that a row had before.
+        self._headers = "headers" in options.include or options.format.type == "debezium"
         self._ends: Ends | None = None
         self.reader = AsDelivered()
         self.java_options: Sequence[str] = jvm_flags(self._options)

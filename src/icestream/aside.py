@@ -1,0 +1,77 @@
+"""Aside: where a task puts the bad records of one table, as `bad_records` says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icestream.sources import RecordFloors
+from icestream.write.stage import StagedFile, Stager, StageTarget
+
+_MEMORY = 8 << 20
+
+
+@dataclass(frozen=True)
+class Offender:
+    """A record that `bad_records: fail` stops at."""
+
+    topic: str
+    partition: int
+    offset: int
+    error: str
+
+
+class Aside:
+    """The bad records of one task attempt."""
+
+    def __init__(
+        self, rule: str, target: StageTarget | None, floors: RecordFloors, attempt: str
+    ) -> None:
+        self._rule = rule
+        self._target = target  # None: does not exist yet; a bad record asks for it
+        self._floors = floors
+        self._attempt = attempt
+        self._stager: Stager | None = None
+
+    def take(self, bad: pa.RecordBatch) -> dict[str, Any]:
+        """Deal with bad records, in the columns of quarantine; → what a report says of them."""
+        if self._rule == "drop":
+            return {"dropped": bad.num_rows}
+        if self._rule == "fail":
+            first = bad.slice(0, 1).select(["topic", "partition", "offset", "error"]).to_pylist()[0]
+            return {"offender": Offender(**first), "quarantined": bad.num_rows}
+        if self._target is None:
+            return {"wants_quarantine": True, "quarantined": bad.num_rows}
+        for topic in pc.unique(bad.column("topic")).to_pylist():
+            of_topic = bad.filter(pc.equal(bad.column("topic"), topic))
+            fresh = above(of_topic, self._floors.get(topic, {}))
+            if fresh.num_rows:
+                self._stager = self._stager or Stager(self._target, self._attempt, _MEMORY)
+                self._stager.write(fresh)
+        return {"quarantined": bad.num_rows}
+
+    def finish(self) -> tuple[StagedFile, ...]:
+        """Close the files."""
+        return tuple(self._stager.finish()) if self._stager else ()
+
+    def abort(self) -> None:
+        """Let go of what is open."""
+        if self._stager:
+            self._stager.abort()
+
+
+def above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch:
+    """Records of one topic at or above the floor of their partition."""
+    for partition in pc.unique(records.column("partition")).to_pylist() if floors else ():
+        floor = floors.get(partition, 0)
+        if floor <= 0:
+            continue
+        below = pc.and_(
+            pc.equal(records.column("partition"), partition),
+            pc.less(records.column("offset"), floor),
+        )
+        if pc.any(below).as_py():
+            records = records.filter(pc.invert(below))
+    return records

@@ -1,0 +1,205 @@
+"""Kafka Connect's schemas, as events carry them: what a value means and which column it makes."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from typing import Any, Literal, TypeAlias
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from icestream.schema import NewField, Rule, is_wider, judge
+
+# How the text of a value is to be read, where its JSON type alone does not tell.
+Sense: TypeAlias = Literal[
+    "plain", "text", "bytes", "decimal", "variable", "days", "time", "timestamp", "local", "zoned"
+]
+Unit: TypeAlias = Literal["ms", "us", "ns"]
+
+MAX_PRECISION = 38
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a value means: the column that it makes, and how its text is to be read."""
+
+    type: IcebergType
+    sense: Sense = "plain"
+    unit: Unit = "us"  # of times and timestamps that are numbers
+    scale: int = 0  # of decimals
+    inner: Mapping[str, "Meaning"] = field(default_factory=dict)  # by the steps of Iceberg's paths
+
+
+@dataclass(frozen=True)
+class Described:
+    """The schema of a record: its name, and what its fields mean."""
+
+    name: str
+    fields: Mapping[str, Meaning]
+
+    @property
+    def row(self) -> Mapping[str, Meaning]:
+        """What the columns of an envelope's row mean."""
+        image = self.fields.get("after") or self.fields.get("before")
+        return image.inner if image else {}
+
+
+@lru_cache(maxsize=256)
+def described(text: str) -> Described | None:
+    """Read an embedded schema; None when it is none."""
+    try:
+        schema = json.loads(text)
+        found = _meaning(schema)
+        name = schema.get("name")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+    if not isinstance(found.type, StructType):
+        return None
+    return Described(name if isinstance(name, str) else "", found.inner)
+
+
+def new_fields(
+    fields: Mapping[str, Meaning], target: Schema, rule: Rule, dropped: frozenset[str]
+) -> tuple[tuple[NewField, ...], bool]:
+    """Give what a table lacks, and whether there is a name that it may not have."""
+    verdicts = judge(target, fields, rule, dropped)
+    new = [NewField((), name, fields[name].type) for name, why in verdicts.items() if why is None]
+    for column in target.fields:
+        if column.name in fields:
+            new += _nested(column.field_type, fields[column.name].type, (column.name,))
+    return tuple(new), any(why is not None for why in verdicts.values())
+
+
+def widened(fields: Mapping[str, Meaning], target: Schema) -> tuple[NewField, ...]:
+    """Give the columns that Iceberg could make as wide as the source has made them."""
+    return tuple(
+        NewField((), column.name, fields[column.name].type)
+        for column in target.fields
+        if column.name in fields and is_wider(fields[column.name].type, column.field_type)
+    )
+
+
+def _nested(old: IcebergType, new: IcebergType, path: tuple[str, ...]) -> Iterator[NewField]:
+    """Find fields that a struct somewhere within a column lacks."""
+    match old, new:
+        case ListType(), ListType():
+            yield from _nested(old.element_type, new.element_type, (*path, "element"))
+        case MapType(), MapType():
+            yield from _nested(old.value_type, new.value_type, (*path, "value"))
+        case StructType(), StructType():
+            known = {each.name: each.field_type for each in old.fields}
+            lower = {name.lower() for name in known}
+            for each in new.fields:
+                if each.name in known:
+                    yield from _nested(known[each.name], each.field_type, (*path, each.name))
+                elif each.name.lower() not in lower:
+                    yield NewField(path, each.name, each.field_type)
+
+
+def _meaning(schema: Any) -> Meaning:
+    name, kind = schema.get("name"), schema["type"]
+    if name in ("org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"):
+        return _decimal(schema)
+    if isinstance(name, str) and name in _NAMED:
+        return _NAMED[name]
+    if kind == "struct":
+        inner = {each["field"]: _meaning(each) for each in schema["fields"]}
+        return _numbered(Meaning(_struct(inner), inner=inner)) if inner else Meaning(StringType())
+    if kind == "array":
+        element = _meaning(schema["items"])
+        made = ListType(0, element.type, element_required=False)
+        return _numbered(Meaning(made, inner={"element": element}))
+    if kind == "map":
+        if schema["keys"]["type"] != "string":
+            return Meaning(StringType())  # an array of pairs: kept as JSON text
+        value = _meaning(schema["values"])
+        kept = MapType(0, StringType(), 0, value.type, value_required=False)
+        return _numbered(Meaning(kept, inner={"key": Meaning(StringType()), "value": value}))
+    return _PLAIN[kind]
+
+
+def _decimal(schema: Any) -> Meaning:
+    """Give a decimal's meaning; without a precision that Iceberg has, the digits stay text."""
+    if schema["type"] == "struct":
+        return Meaning(StringType(), "variable")
+    parameters = schema.get("parameters") or {}
+    scale = int(parameters["scale"])
+    precision = int(parameters.get("connect.decimal.precision", MAX_PRECISION))
+    fits = 0 <= scale <= precision <= MAX_PRECISION
+    return Meaning(DecimalType(precision, scale) if fits else StringType(), "decimal", scale=scale)
+
+
+def _struct(inner: Mapping[str, Meaning]) -> StructType:
+    return StructType(*(NestedField(0, name, each.type) for name, each in inner.items()))
+
+
+def _numbered(meaning: Meaning) -> Meaning:
+    """Give every nested field an id of its own; the table will give it another one."""
+    return Meaning(_with_ids(meaning.type, count(1)), inner=meaning.inner)
+
+
+def _with_ids(kind: IcebergType, ids: "count[int]") -> IcebergType:
+    match kind:
+        case ListType():
+            return ListType(next(ids), _with_ids(kind.element_type, ids), element_required=False)
+        case MapType():
+            key, value = next(ids), next(ids)
+            made = _with_ids(kind.value_type, ids)
+            return MapType(key, kind.key_type, value, made, value_required=False)
+        case StructType():
+            fields = [(next(ids), each.name, each.field_type) for each in kind.fields]
+            return StructType(*(NestedField(i, n, _with_ids(t, ids)) for i, n, t in fields))
+    return kind
+
+
+_PLAIN = {
+    "int8": Meaning(IntegerType()),
+    "int16": Meaning(IntegerType()),
+    "int32": Meaning(IntegerType()),
+    "int64": Meaning(LongType()),
+    "float": Meaning(FloatType()),
+    "float32": Meaning(FloatType()),
+    "double": Meaning(DoubleType()),
+    "float64": Meaning(DoubleType()),
+    "boolean": Meaning(BooleanType()),
+    "string": Meaning(StringType(), "text"),
+    "bytes": Meaning(BinaryType(), "bytes"),
+}
+_CONNECT, _TIME = "org.apache.kafka.connect.data.", "io.debezium.time."
+# A time of day is text: Spark cannot open a table that has a column of type `time`.
+_NAMED = {
+    _CONNECT + "Date": Meaning(DateType(), "days"),
+    _CONNECT + "Time": Meaning(StringType(), "time", "ms"),
+    _CONNECT + "Timestamp": Meaning(TimestampType(), "timestamp", "ms"),
+    _TIME + "Date": Meaning(DateType(), "days"),
+    _TIME + "Time": Meaning(StringType(), "time", "ms"),
+    _TIME + "MicroTime": Meaning(StringType(), "time", "us"),
+    _TIME + "NanoTime": Meaning(StringType(), "time", "ns"),
+    _TIME + "Timestamp": Meaning(TimestampType(), "timestamp", "ms"),
+    _TIME + "MicroTimestamp": Meaning(TimestampType(), "timestamp", "us"),
+    _TIME + "NanoTimestamp": Meaning(TimestampType(), "timestamp", "ns"),
+    _TIME + "IsoDate": Meaning(DateType(), "local"),
+    _TIME + "IsoTime": Meaning(StringType(), "local"),
+    _TIME + "IsoTimestamp": Meaning(TimestampType(), "local"),
+    _TIME + "ZonedTimestamp": Meaning(TimestamptzType(), "zoned"),
+    _TIME + "ZonedTime": Meaning(StringType(), "zoned"),
+}

@@ -1,0 +1,271 @@
+"""Records → events: what each does, its row as JSON, its schema and its place in the source's log.
+
+Everything is decided for whole batches. Only records that are no envelopes are looked at twice.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, casts, duck, jsonbytes
+from icestream.formats.debezium import position
+from icestream.formats.debezium.connect import Described, described
+from icestream.formats.debezium.wrapping import unpacked
+from icestream.formats.json import sound, why_malformed
+from icestream.formats.jsonkeys import where
+
+Codes = npt.NDArray[np.int64]
+
+_OPS = {"c": UPSERT, "r": UPSERT, "u": UPSERT, "d": DELETE, "t": TRUNCATE, "m": IGNORE}
+_NO_EVENTS = ("TransactionMetadataValue", "SchemaChangeValue", "Heartbeat")  # ends of schema names
+_TRANSACTION = r'^\{"status":"(?:BEGIN|END)","id":"[^"]*","event_count":'
+_SCHEMA_CHANGE = r'^\{"source":\{.*"databaseName":.*"tableChanges":\['
+_HEARTBEAT = r'^\{"ts_ms":[0-9]+\}$'
+_NO_SCHEMA = "the embedded schema is not one of Kafka Connect"
+_NEITHER = (
+    "neither an envelope of Debezium nor a flattened row with `__op` or `__deleted`: "
+    "see `format.flattened`"
+)
+
+
+@dataclass
+class Events:
+    """What the records of a batch are, row by row."""
+
+    op: npt.NDArray[np.int8]
+    rows: pa.StringArray  # the row after the change, or before it was deleted; null: none
+    schema: Codes  # number of the embedded schema, -1: none
+    schemas: list[Described | None]
+    flat: npt.NDArray[np.bool_]
+    log: dict[str, pa.StringArray]  # fields of a log position
+    extra: dict[str, pa.StringArray]  # what columns such as `__op` and `__source_ts_ms` ask for
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> Codes:
+        """Rows of one number are of one schema and one form."""
+        return 2 * self.schema + self.flat
+
+
+def events(
+    values: pa.BinaryArray, topics: pa.StringArray, flattened: bool | None, columns: Iterable[str]
+) -> Events:
+    """Take records apart; `flattened` None: each record shows whether it is."""
+    texts, errors = casts.utf8(values)
+    payloads, schema, schemas = unpacked(texts)
+    payloads, bad = sound(casts.without(payloads, where(pc.equal(payloads, "null"))))
+    errors |= bad
+    asked = _asked(columns)
+    found, malformed = duck.parts(payloads, _structure(asked.values()))
+    errors |= {row: why_malformed(payloads[row].as_py()) for row in malformed}
+    payloads = casts.without(payloads, malformed)
+    parts = dict(zip((f.name for f in found.type), found.flatten(), strict=True))
+    named = (each.name for each in parts["source"].type)
+    source = dict(zip(named, parts["source"].flatten(), strict=True))
+    parts |= _exact_rows(payloads, parts)
+    whole = Events(
+        op=np.full(len(texts), IGNORE, np.int8),
+        rows=pa.nulls(len(texts), pa.string()),
+        schema=schema,
+        schemas=[described(text) for text in schemas],
+        flat=np.zeros(len(texts), bool),
+        log={name: source[name] for name in position.FIELDS},
+        extra={name: _extra(each, parts, source) for name, each in asked.items()},
+        errors=errors,
+    )
+    for number, each in enumerate(whole.schemas):
+        if each is None and schemas[number] != "null":
+            errors |= dict.fromkeys(np.flatnonzero(schema == number).tolist(), _NO_SCHEMA)
+    envelopes = np.zeros(len(texts), bool)
+    if not flattened:
+        envelopes = _envelopes(parts, source["connector"])
+    _judge_envelopes(whole, parts, envelopes)
+    others = payloads.is_valid().to_numpy(zero_copy_only=False) & ~envelopes
+    if others.any():
+        _judge_others(whole, payloads, topics, others, flattened)
+    if flattened:  # there a tombstone may be all that is left of a delete
+        whole.op[where(values.is_null())] = DELETE
+    return whole
+
+
+def _asked(columns: Iterable[str]) -> dict[str, str]:
+    """Find columns that ask for what an event says of itself, and what each asks for."""
+    taken = {name: name for name in position.FIELDS}
+    found: dict[str, str] = {}
+    for name in columns:
+        wanted = name[2:].removeprefix("source_")
+        # DuckDB has no two names that differ only in case.
+        if name.startswith("__") and wanted and taken.setdefault(wanted.lower(), wanted) == wanted:
+            found[name] = name[2:]
+    return found
+
+
+def _structure(asked: Iterable[str]) -> dict[str, Any]:
+    """Say what is wanted of an envelope; DuckDB leaves all else alone."""
+    fields = dict.fromkeys((*position.FIELDS, *(each.removeprefix("source_") for each in asked)))
+    whole: dict[str, Any] = dict.fromkeys(("before", "after"), "JSON")
+    whole |= dict.fromkeys(("op", "ts_ms", "ts_us", "ts_ns"), "VARCHAR")
+    if not {"ts_ms", "ts_us", "ts_ns"} & set(asked):
+        whole = {name: kind for name, kind in whole.items() if not name.startswith("ts_")}
+    return whole | {"source": dict.fromkeys(fields, "VARCHAR")}
+
+
+def _exact_rows(
+    payloads: pa.StringArray, parts: Mapping[str, pa.Array]
+) -> dict[str, pa.StringArray]:
+    """Take rows out again where a double lost digits on the way."""
+    rows = jsonbytes.long_reals(payloads)
+    mark = jsonbytes.free_mark(payloads) if len(rows) else None
+    if mark is None:
+        return {}
+    marked = jsonbytes.mark_numbers(payloads.take(pa.array(rows)), mark)
+    again, _ = duck.extract(marked, ["before", "after"], ["before", "after"])
+    mask = np.zeros(len(payloads), bool)
+    mask[rows] = True
+    return {
+        name: _put(parts[name], mask, jsonbytes.unmark_numbers(texts.cast(pa.string()), mark))
+        for name, texts in zip(("before", "after"), again, strict=True)
+    }
+
+
+def _extra(
+    asked: str, parts: Mapping[str, pa.Array], source: Mapping[str, pa.StringArray]
+) -> pa.StringArray:
+    """What ExtractNewRecordState would add under this name."""
+    if asked == "deleted":
+        return pc.if_else(pc.equal(parts["op"], "d"), "true", "false")
+    if asked in ("op", "ts_ms", "ts_us", "ts_ns"):
+        return parts[asked]
+    return source[asked.removeprefix("source_")]
+
+
+def _envelopes(parts: Mapping[str, pa.Array], connector: pa.StringArray) -> npt.NDArray[np.bool_]:
+    """Tell envelopes by their op, and a row or a source beside it."""
+    images = pc.or_kleene(_is_object(parts["before"]), _is_object(parts["after"]))
+    found = pc.and_(parts["op"].is_valid(), pc.or_(images, connector.is_valid()))
+    flags: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _is_object(texts: pa.StringArray) -> pa.BooleanArray:
+    return pc.fill_null(pc.starts_with(texts, "{"), False)
+
+
+def _judge_envelopes(
+    whole: Events, parts: Mapping[str, pa.Array], envelopes: npt.NDArray[np.bool_]
+) -> None:
+    """Say what each envelope does, and to which row."""
+    codes = np.array([*_OPS.values(), -1], np.int8)
+    known = pc.index_in(parts["op"], pa.array(list(_OPS)))
+    code = codes[pc.fill_null(known, len(_OPS)).to_numpy()]
+    good = envelopes & (code >= 0)
+    for row in np.flatnonzero(envelopes & ~good).tolist():
+        op = casts.quote(parts["op"][row].as_py())
+        whole.errors.setdefault(row, f"`op` is {op}, none of r, c, u, d, t and m")
+    whole.op[good] = code[good]
+    before, after = (_only_objects(parts[name]) for name in ("before", "after"))
+    deletes = good & (code == DELETE)
+    rows = after
+    if deletes.any():
+        rows = pc.if_else(pa.array(deletes), before, after)
+    silent = good & (code != DELETE) & (code != UPSERT)
+    if silent.any() or not good.all():
+        rows = rows.take(pa.array(np.arange(len(rows)), mask=silent | ~good))
+    lacking = good & (code == UPSERT) & after.is_null().to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(lacking).tolist():
+        why = f"`op` is {parts['op'][row].as_py()!r}, but there is no object in `after`"
+        whole.errors.setdefault(row, why)
+    whole.rows = rows
+
+
+def _only_objects(texts: pa.Array) -> pa.StringArray:
+    texts = texts.cast(pa.string())
+    odd = where(pc.and_(texts.is_valid(), pc.invert(_is_object(texts))))
+    return casts.without(texts, odd)
+
+
+def _judge_others(
+    whole: Events,
+    payloads: pa.StringArray,
+    topics: pa.StringArray,
+    others: npt.NDArray[np.bool_],
+    flattened: bool | None,
+) -> None:
+    """Tell flattened rows and Debezium's own records from what does not belong here."""
+    rows = np.flatnonzero(others)
+    texts = payloads.take(pa.array(rows))
+    own = _of_debezium(whole, texts, topics.take(pa.array(rows)), rows)
+    if flattened is False:
+        is_row = np.zeros(len(rows), bool)
+    else:
+        marks = _flat_fields(texts)
+        op, deleted = marks["op"], marks["deleted"]
+        marked = pc.or_(op.is_valid(), deleted.is_valid())
+        is_row = ~own & (bool(flattened) | marked.to_numpy(zero_copy_only=False))
+        _judge_flat(whole, texts, rows, is_row, marks)
+    for row in rows[~own & ~is_row].tolist():
+        whole.errors.setdefault(row, _NEITHER)
+
+
+def _of_debezium(
+    whole: Events, texts: pa.StringArray, topics: pa.StringArray, rows: Codes
+) -> npt.NDArray[np.bool_]:
+    """Tell heartbeats, transactions and schema changes: by their schemas, else by their looks."""
+    names = [each.name if each else "" for each in whole.schemas]
+    by_name = np.array([name.endswith(_NO_EVENTS) for name in [*names, ""]])
+    looks = pc.or_(
+        pc.match_substring_regex(texts, _TRANSACTION), pc.match_substring_regex(texts, _HEARTBEAT)
+    )
+    looks = pc.or_(looks, pc.match_substring_regex(texts, _SCHEMA_CHANGE))
+    looks = pc.or_(looks, pc.starts_with(topics, "__debezium-heartbeat"))
+    flags = pc.fill_null(looks, False).to_numpy(zero_copy_only=False)
+    found: npt.NDArray[np.bool_] = by_name[whole.schema[rows]] | flags
+    return found
+
+
+def _flat_fields(texts: pa.StringArray) -> dict[str, pa.StringArray]:
+    """Read what ExtractNewRecordState adds: `__op`, `__deleted`, and fields of the source."""
+    names = ["__op", "__deleted"]
+    for name in position.FIELDS:
+        names += [f"__{name}", f"__source_{name}"]
+    found, _ = duck.extract(texts, names)
+    by_name = dict(zip(names, found, strict=True))
+    fields = {
+        name: pc.coalesce(by_name[f"__{name}"], by_name[f"__source_{name}"])
+        for name in position.FIELDS
+    }
+    return fields | {"op": by_name["__op"], "deleted": by_name["__deleted"]}
+
+
+def _judge_flat(
+    whole: Events,
+    texts: pa.StringArray,
+    rows: Codes,
+    is_row: npt.NDArray[np.bool_],
+    marks: Mapping[str, pa.StringArray],
+) -> None:
+    """Say what each flattened row does."""
+    gone = pc.or_kleene(pc.equal(marks["deleted"], "true"), pc.equal(marks["op"], "d"))
+    deletes = pc.fill_null(gone, False).to_numpy(zero_copy_only=False)
+    whole.op[rows[is_row]] = np.where(deletes, DELETE, UPSERT)[is_row]
+    whole.flat[rows[is_row]] = True
+    chosen = pa.array(is_row)
+    mask = np.zeros(len(whole.op), bool)
+    mask[rows[is_row]] = True
+    whole.rows = _put(whole.rows, mask, texts.filter(chosen))
+    for name in position.FIELDS:
+        whole.log[name] = _put(whole.log[name], mask, marks[name].filter(chosen))
+
+
+def _put(
+    texts: pa.StringArray, mask: npt.NDArray[np.bool_], values: pa.StringArray
+) -> pa.StringArray:
+    """Set the rows of the mask, one after the other."""
+    if mask.all():
+        return values
+    return pc.replace_with_mask(texts.cast(pa.string()), pa.array(mask), values.cast(pa.string()))

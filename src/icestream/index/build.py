@@ -1,0 +1,99 @@
+"""Building: the index made anew from the table and from the tombstones beside it."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from icestream.errors import InternalError
+from icestream.index.entries import LARGEST
+from icestream.index.live import Columns, Contents, contents, deleted, live_rows, order_of
+from icestream.index.merge import KEEP_SECONDS, Job, RunRef, merge
+from icestream.index.run import open_run
+from icestream.index.spill import Spill
+from icestream.index.store import Store, create_store
+from icestream.index.tombstones import read_tombstones
+
+BUCKETS = 16
+
+
+@dataclass(frozen=True)
+class Built:
+    """What went into an index."""
+
+    files: int
+    rows: int
+    duplicates: int  # rows whose key another live row has: the one written last is known
+    tombstones: int
+
+
+def build(
+    table: Table,
+    folder: Path,
+    keys: Sequence[str],
+    snapshot: Snapshot | None = None,
+    *,
+    buckets: int = BUCKETS,
+    clock: Callable[[], float] = time.time,
+) -> tuple[Store, Built]:
+    """Read the keys of all live rows of a snapshot, by default the current one."""
+    columns = Columns.of(table.schema(), keys)
+    snapshot = snapshot or table.current_snapshot()
+    found = contents(table.io, snapshot.manifests(table.io)) if snapshot else Contents()
+    if len(found.data) > LARGEST:
+        raise InternalError("more data files than the index can number")
+    store = create_store(folder, str(table.metadata.table_uuid), columns.keys, buckets, clock)
+    spill = Spill(folder, store.manifest.table_uuid, buckets)
+    now = int(clock() * 1_000_000)
+    buried = 0
+    for entries in read_tombstones(table.location(), now):  # first, so that every row is newer
+        buried += len(entries)
+        spill.add(entries)
+    gone = deleted(table.io, found.deletes, found.data)
+    numbers: dict[str, int] = {}
+    rows = 0
+    for number, entry in enumerate(sorted(found.data.values(), key=order_of)):
+        path = entry.data_file.file_path
+        numbers[path] = number
+        for entries in live_rows(table.io, entry, columns, gone.pop(path, None), number):
+            rows += len(entries)
+            spill.add(entries)
+    spill.flush()
+    front, known = _one_each(store, spill, numbers, now)
+    store.advance(
+        front,
+        numbers,
+        (),
+        snapshot.snapshot_id if snapshot else None,
+        (snapshot.sequence_number or 0) if snapshot else 0,
+        None,
+    )
+    tombs = sum(ref.entries for refs in front.values() for ref in refs) - known
+    return store, Built(len(numbers), rows, rows - known, tombs)
+
+
+def _one_each(
+    store: Store, spill: Spill, numbers: dict[str, int], now: int
+) -> tuple[dict[int, list[RunRef]], int]:
+    """The runs of each bucket as one, and how many rows they know."""
+    live = np.arange(len(numbers), dtype=np.uint32)
+    horizon = now // 1_000_000 - KEEP_SECONDS
+    front: dict[int, list[RunRef]] = {}
+    known = 0
+    for bucket, refs in spill.runs.items():
+        if len(refs) == 1:
+            front[bucket] = refs
+            known += int((~open_run(store.folder / refs[0].name).entries.tombstone).sum())
+            continue
+        uuid = store.manifest.table_uuid
+        job = Job(str(store.folder), uuid, bucket, tuple(refs), True, live, horizon)
+        merged = merge(job)
+        front[bucket] = [merged.run]
+        known += merged.rows
+        for ref in refs:
+            (store.folder / ref.name).unlink()
+    return front, known

@@ -1,0 +1,66 @@
+"""Writing to disk so that a file is there as a whole or not at all."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from icestream.errors import SetupError
+
+
+def write_whole(path: Path, data: Any) -> None:
+    """Write a file under its name once all of it is on disk."""
+    with writing(path):
+        draft = _draft(path, data)
+        draft.replace(path)
+
+
+def write_once(path: Path, data: Any) -> bool:
+    """The same, unless the name is taken: then False, and nothing has changed."""
+    with writing(path):
+        draft = _draft(path, data)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        _sync(path.parent)
+        return True
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in plain words why something cannot be written."""
+    try:
+        yield
+    except OSError as failure:
+        raise SetupError(
+            f"the key index cannot be written: {failure.strerror}",
+            where=str(path),
+            hint="free some space, or set `state_location` to a folder with more",
+        ) from failure
+
+
+def _sync(folder: Path) -> None:
+    """Let the names in a folder outlive a power cut."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _draft(path: Path, data: Any) -> Path:
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft

@@ -1,0 +1,118 @@
+"""Merging: few runs, each key written a bounded number of times, whatever the table's size.
+
+Runs fall into tiers by size, each four times the one before. Four runs of a tier become one.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from icestream.index.bucket import is_live
+from icestream.index.damage import damaged
+from icestream.index.entries import Entries, concat
+from icestream.index.run import Origin, Run, RunWriter, open_run, pieces
+
+FAN = 4
+KEEP_SECONDS = 7 * 86_400  # an event that is older than its key's deletion and this counts as new
+_SMALL_TIERS = 6  # 4**6 = 4096 entries: below that a file costs more than what is in it
+_AT_ONCE = 1 << 19  # entries in memory
+
+
+@dataclass(frozen=True)
+class RunRef:
+    """A run as a manifest names it."""
+
+    name: str  # within the index's folder
+    entries: int
+    numbers: tuple[int, ...] | None = None  # of its data files; None: it holds numbers itself
+
+
+@dataclass(frozen=True)
+class Job:
+    """One merge, ready for any process of this machine."""
+
+    folder: str
+    table_uuid: str
+    bucket: int
+    runs: tuple[RunRef, ...]  # newest first, neighbours
+    oldest: bool  # the bucket has no older run, so nothing is hidden by what is dropped
+    live: NDArray[np.uint32]
+    horizon: int  # tombstones from before this second may go
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of a job."""
+
+    job: Job
+    run: RunRef
+    rows: int  # entries that are rows, not tombstones
+
+
+def due(sizes: Sequence[int]) -> int:
+    """Say how many of the newest runs should become one; 0: none. Sizes are newest first.
+
+    Four runs of a tier are merged together with all that is newer. A run counts for no smaller
+    tier than the ones above it. And all are merged once the rest is as large as the oldest.
+    """
+    if len(sizes) > 1 and _tier(sizes[-1]) and sum(sizes[:-1]) >= sizes[-1]:
+        return len(sizes)
+    highest, tiers = 0, []
+    for size in sizes:
+        highest = max(highest, _tier(size))
+        tiers.append(highest)
+    full = [tier for tier in set(tiers) if tiers.count(tier) >= FAN]
+    return sum(tier <= max(full) for tier in tiers) if full else 0
+
+
+def _tier(entries: int) -> int:
+    fourth_power = (max(entries, 1).bit_length() - 1) // 2
+    return max(0, fourth_power - _SMALL_TIERS + 1)
+
+
+def merge(job: Job) -> Merged:
+    """Write the newest entry of each key into one run; in bounded memory."""
+    folder = Path(job.folder)
+    runs = [open_run(folder / ref.name, ref.numbers) for ref in job.runs]
+    for run in runs:
+        if (run.origin.table_uuid, run.origin.bucket) != (job.table_uuid, job.bucket):
+            raise damaged("a run of another bucket", run.path)
+        run.verify()
+    name = f"{run_folder(job.bucket)}/merged-{uuid.uuid4().hex}.run"
+    origin = Origin(job.table_uuid, job.bucket, "")
+    rows = 0
+    most = sum(len(run) for run in runs)
+    with RunWriter(folder / name, origin, most, _agreed(runs)) as writer:
+        for parts in pieces(runs, _AT_ONCE):
+            kept = concat(parts).newest()
+            if job.oldest:
+                kept = kept.take(_worth_keeping(kept, job))
+            rows += int((~kept.tombstone).sum())
+            writer.add(kept)
+        count = writer.finish()
+    return Merged(job, RunRef(name, count), rows)
+
+
+def run_folder(bucket: int) -> str:
+    """Where the runs of a bucket are, within the index's folder."""
+    return f"runs/{bucket:04d}"
+
+
+def _worth_keeping(entries: Entries, job: Job) -> NDArray[np.bool_]:
+    """Rows in live files and young tombstones; there is nothing below that the others hide."""
+    young = entries.position >= job.horizon
+    return np.where(entries.tombstone, young, is_live(job.live, entries.file))
+
+
+def _agreed(runs: Sequence[Run]) -> dict[str, int]:
+    """Columns that have the same one value in all runs; files are numbered anew."""
+    first, *others = [run.same for run in runs if len(run)] or [runs[0].same]
+    return {
+        name: value
+        for name, value in first.items()
+        if name != "file" and all(other.get(name) == value for other in others)
+    }

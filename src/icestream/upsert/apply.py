@@ -1,0 +1,281 @@
+"""Apply: the second half of an upsert batch, in a Spark task that has some of the keys.
+
+fold ▸ look the old rows up ▸ stage new rows and index entries ▸ note the positions that die.
+"""
+
+import base64
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg.schema import Schema
+
+from icestream.arrow import arrow_schema
+from icestream.formats import UPSERT
+from icestream.index.bucket import Found
+from icestream.index.entries import Entries, concat, rows, tombstones
+from icestream.index.keys import Hashes, bucket_of, key_hashes
+from icestream.index.reader import Reader
+from icestream.index.sequences import Sequences
+from icestream.index.tombstones import write_tombstones
+from icestream.upsert.changes import SEQUENCE, Changes
+from icestream.upsert.fold import Folded, fold, in_order, joined, taken, truncated
+from icestream.upsert.oldrows import read_rows
+from icestream.write.stage import StagedFile, Stager, StageTarget
+
+_NO_ROW = "an update without `{}`, and no row to take it from"
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """What a task must know of one upsert table to apply changes to it."""
+
+    target: StageTarget
+    location: str  # of the table
+    keys: tuple[str, ...]
+    index: Reader
+    commit_id: str
+    gathered: bool = False  # this task has all keys of the batch
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What one task did for one table."""
+
+    files: tuple[StagedFile, ...] = ()
+    runs: tuple[str, ...] = ()
+    dead: Mapping[str, str] = field(default_factory=dict)  # data file → packed positions
+    gather: bool = False  # a row needs one of another task's
+
+
+def packed(positions: NDArray[np.int64]) -> str:
+    """Positions for the way to the driver: sorted, as differences, compressed."""
+    steps = np.diff(np.sort(positions), prepend=0).astype("<u4")
+    small = pa.compress(steps.tobytes(), codec="zstd", asbytes=True)
+    return f"{len(steps)}:{base64.b85encode(small).decode()}"
+
+
+def unpacked(text: str) -> NDArray[np.int64]:
+    """On the driver."""
+    count, _, small = text.partition(":")
+    steps = pa.decompress(base64.b85decode(small), int(count) * 4, codec="zstd", asbytes=True)
+    return np.cumsum(np.frombuffer(steps, dtype="<u4").astype(np.int64))
+
+
+class Applier:
+    """Applies the changes of some keys to one table, group of buckets by group of buckets."""
+
+    def __init__(self, mirror: Mirror, attempt: str, memory: int, now: datetime) -> None:
+        self._mirror = mirror
+        self._schema = arrow_schema(Schema.model_validate_json(mirror.target.schema_json))
+        self._stager = Stager(mirror.target, attempt, memory)
+        self._now = int(now.timestamp())
+        self._dead: dict[int, list[NDArray[np.int64]]] = {}
+        self._tombs: list[Entries] = []
+        self._tomb_sequences: list[pa.Array] = []
+        self._rows: list[tuple[Hashes, pa.Array]] = []
+        self.gather = False
+
+    def apply(self, changes: Changes, buckets: Iterable[int]) -> pa.RecordBatch | None:
+        """Take all changes of these buckets; → records that turn out to be bad, if any."""
+        changes, emptied = truncated(changes)
+        if emptied is not None:
+            self._truncate(emptied, buckets)
+        changes = in_order(changes)
+        if not len(changes):
+            return None
+        folded = fold(changes, self._look_up, self._whole_sequences)
+        if not len(folded.last):
+            return None
+        folded, bad = self._with_old_keys(folded, changes)
+        last = folded.last
+        for number in np.unique(folded.found.file[folded.dead]).tolist():
+            hit = folded.dead & (folded.found.file == number)
+            self._dead.setdefault(number, []).append(folded.found.position[hit].astype(np.int64))
+        self._entomb(last.hashes[folded.deleted], last.sequence.filter(pa.array(folded.deleted)))
+        fresh = np.flatnonzero(folded.upserts)
+        if len(fresh):
+            new = self._completed(folded).take(pa.array(fresh))
+            self._stager.write(new)
+            self._rows.append((last.hashes[fresh], new.column(SEQUENCE)))
+        return bad
+
+    def finish(self) -> Applied:
+        """Close the files, stage the index entries."""
+        files = tuple(self._stager.finish())
+        # A key that was truncated away and came back is a row, not a tombstone.
+        entries = concat([self._entries(files), *self._tombs]).newest()
+        if self._tombs:
+            told = concat(self._tombs)
+            write_tombstones(
+                self._mirror.location,
+                self._mirror.commit_id,
+                np.column_stack([told.hash_hi, told.hash_lo]),
+                pa.concat_arrays(self._tomb_sequences),
+                time.time_ns() // 1000,
+            )
+        index = self._mirror.index
+        return Applied(
+            files=files,
+            runs=tuple(self._staged(entries, [file.path for file in files])),
+            dead={
+                index.path(number): packed(np.concatenate(positions))
+                for number, positions in self._dead.items()
+            },
+            gather=self.gather,
+        )
+
+    def abort(self) -> None:
+        """Let go of what is open."""
+        self._stager.abort()
+
+    # -- the index -----------------------------------------------------------------------------
+
+    def _look_up(self, hashes: Hashes) -> Found:
+        """In whichever buckets they are."""
+        index = self._mirror.index
+        bucket = bucket_of(hashes, index.buckets)
+        there = np.unique(bucket)
+        if len(there) == 1:
+            return index.lookup(int(there[0]), hashes)
+        places = [np.flatnonzero(bucket == number) for number in there]
+        parts = [index.lookup(int(n), hashes[at]) for n, at in zip(there, places, strict=True)]
+        back = np.argsort(np.concatenate(places), kind="stable")
+        return taken(joined(parts), back)
+
+    def _entries(self, files: Sequence[StagedFile]) -> Entries:
+        """Where the new rows are: in the order written, or as the files themselves say."""
+        if not self._rows:
+            return concat([])
+        hashes = np.concatenate([each for each, _ in self._rows])
+        sequence = pa.concat_arrays([each for _, each in self._rows])
+        counts = [file.records for file in files]
+        numbers = np.repeat(np.arange(len(files)), counts)
+        places = np.arange(len(numbers)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+        if self._stager.keeps_order:
+            return rows(hashes, numbers, places, sequence)
+        keys = [self._schema.field(name) for name in (*self._mirror.keys, SEQUENCE)]
+        parts = []
+        for number, file in enumerate(files):
+            read = read_rows(file.path, np.arange(file.records), keys).combine_chunks()
+            *columns, told = (read.column(each.name).combine_chunks() for each in keys)
+            parts.append(rows(key_hashes(columns), number, np.arange(file.records), told))
+        return concat(parts)
+
+    def _staged(self, entries: Entries, paths: Sequence[str]) -> Iterator[str]:
+        index = self._mirror.index
+        bucket = bucket_of(entries.hash_hi.reshape(-1, 1), index.buckets)
+        for number in np.unique(bucket).tolist():
+            some = entries.take(np.flatnonzero(bucket == number))
+            yield index.stage(number, self._mirror.commit_id, some, paths)
+
+    def _entomb(self, hashes: Hashes, sequence: pa.Array) -> None:
+        if len(hashes):
+            self._tombs.append(tombstones(hashes, sequence, self._now))
+            self._tomb_sequences.append(sequence.cast(pa.binary()))
+
+    # -- old rows ------------------------------------------------------------------------------
+
+    def _completed(self, folded: Folded) -> pa.RecordBatch:
+        """The last rows, with the columns that they lack from the table."""
+        batch = folded.last.rows
+        for lack in folded.lacks:
+            kept = self._old(folded.found, lack.rows, [lack.column]).column(lack.column)
+            index = batch.schema.get_field_index(lack.column)
+            column = batch.column(index)
+            order = np.arange(len(column))
+            order[lack.rows] = len(column) + np.arange(len(lack.rows))
+            both = pa.concat_arrays([column, kept.combine_chunks().cast(column.type)])
+            batch = batch.set_column(index, batch.schema.field(index), both.take(pa.array(order)))
+        return batch
+
+    def _old(self, found: Found, which: NDArray[np.intp], columns: Sequence[str]) -> pa.Table:
+        """Columns of old rows, in the order of `which`."""
+        fields = [self._schema.field(name) for name in columns]
+        parts, places = [], []
+        for number in np.unique(found.file[which]).tolist():
+            mine = np.flatnonzero(found.file[which] == number)
+            at = found.position[which[mine]].astype(np.int64)
+            parts.append(read_rows(self._mirror.index.path(number), at, fields))
+            places.append(mine)
+        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places))))
+
+    def _whole_sequences(self, found: Found, which: NDArray[np.intp]) -> pa.BinaryArray:
+        read = self._old(found, which, [SEQUENCE]).column(SEQUENCE).combine_chunks()
+        return read.cast(pa.binary())
+
+    def _with_old_keys(
+        self, folded: Folded, changes: Changes
+    ) -> tuple[Folded, pa.RecordBatch | None]:
+        """Rows that lack columns and were found nowhere: under their old key, or they are bad."""
+        if not folded.orphans.any():
+            return folded, None
+        moved = folded.orphans & folded.last.old_hi.is_valid().to_numpy(zero_copy_only=False)
+        if moved.any() and not self._mirror.gathered:
+            self.gather = True  # the old key's changes of this batch are another task's
+            return folded, None
+        rows_, still = folded.last.rows, folded.orphans.copy()
+        for at in np.flatnonzero(moved).tolist():  # rare: a new key, and a column kept aside
+            taken = self._from_old_key(folded.last, changes, at)
+            if taken is not None:
+                rows_ = _replaced(rows_, at, taken)
+                still[at] = False
+        last = replace(folded.last, rows=rows_)
+        # A soft delete of nothing has no record here: there is nothing to keep, nor to complain of.
+        known = last.record.is_valid().to_numpy(zero_copy_only=False) & still
+        bad = None
+        if known.any():
+            bad = _bad(last.take(np.flatnonzero(known)))
+        return replace(folded, last=last, orphans=still), bad
+
+    def _from_old_key(self, last: Changes, changes: Changes, at: int) -> pa.Table | None:
+        """One row's missing columns, from the last change of its old key or from the table."""
+        one = np.array([[last.old_hi[at].as_py(), last.old_lo[at].as_py()]], dtype=np.uint64)
+        columns = [name for name in last.lacking if last.lacks(name)[at]]
+        same = np.flatnonzero((changes.hashes == one).all(axis=1) & (changes.ops == UPSERT))
+        for found in in_order(changes.take(same)).rows.to_pylist()[::-1] if len(same) else ():
+            if all(found[name] is not None for name in columns):
+                kinds = [last.rows.schema.field(name) for name in columns]
+                return pa.Table.from_pylist([found], schema=pa.schema(kinds))
+        there = self._look_up(one)
+        return self._old(there, np.array([0]), columns) if there.hit[0] else None
+
+    # -- truncate ------------------------------------------------------------------------------
+
+    def _truncate(self, sequence: pa.BinaryArray, buckets: Iterable[int]) -> None:
+        """All rows that are not newer die, and leave tombstones: they may be delivered again."""
+        place = Sequences.of(sequence, 1)
+        for bucket in buckets:
+            for entries in self._mirror.index.live(bucket):
+                at = Sequences(*(np.repeat(getattr(place, n), len(entries)) for n in _WORDS))
+                old = entries.take(np.flatnonzero(entries.sequences.compare(at) != 1))
+                for number in np.unique(old.file).tolist():
+                    hit = old.position[old.file == number].astype(np.int64)
+                    self._dead.setdefault(number, []).append(hit)
+                hashes = np.column_stack([old.hash_hi, old.hash_lo])
+                self._entomb(hashes, sequence.take(pa.array(np.zeros(len(old), dtype=np.int64))))
+
+
+_WORDS = ("hi", "lo", "size")
+
+
+def _replaced(batch: pa.RecordBatch, at: int, values: pa.Table) -> pa.RecordBatch:
+    for name in values.column_names:
+        index = batch.schema.get_field_index(name)
+        column = batch.column(index)
+        value = values.column(name).combine_chunks().cast(column.type)
+        joined = pa.concat_arrays([column.slice(0, at), value, column.slice(at + 1)])
+        batch = batch.set_column(index, batch.schema.field(index), joined)
+    return batch
+
+
+def _bad(changes: Changes) -> pa.RecordBatch:
+    """Their records, with the reason."""
+    reason = _NO_ROW.format("`, `".join(changes.lacking))
+    return pa.RecordBatch.from_struct_array(changes.record).append_column(
+        "error", pa.repeat(pa.scalar(reason), len(changes))
+    )

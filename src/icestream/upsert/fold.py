@@ -1,0 +1,226 @@
+"""Fold: the changes of each key, in order, down to what becomes of its row. Numpy and Arrow only.
+
+A change that is strictly older than what the table has loses. Of the others the last one counts,
+and columns that it does not carry come from the changes before it, or from the row in the table.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT
+from icestream.index.bucket import Found
+from icestream.index.keys import Hashes
+from icestream.index.sequences import UNDECIDED, Sequences
+from icestream.upsert.changes import Changes
+
+Places = NDArray[np.intp]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A column that some of the folded rows take from their old row."""
+
+    column: str
+    rows: Places  # among the folded rows
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What becomes of each key: one entry per key, in the order of the keys."""
+
+    last: Changes  # the change that counts
+    found: Found  # what the table had
+    lacks: tuple[Lack, ...]
+    orphans: Flags  # a column is missing and there is nothing to take it from
+
+    @property
+    def upserts(self) -> Flags:
+        """Keys that have a row from now on."""
+        found: Flags = (self.last.ops == UPSERT) & ~self.orphans
+        return found
+
+    @property
+    def deleted(self) -> Flags:
+        """Keys that have none."""
+        found: Flags = self.last.ops == DELETE
+        return found
+
+    @property
+    def dead(self) -> Flags:
+        """Keys whose row in the table dies."""
+        found: Flags = self.found.hit & ~self.orphans
+        return found
+
+
+def in_order(changes: Changes) -> Changes:
+    """By key, and for each key by the source's log and then by offset; without what is ignored."""
+    if (changes.ops == IGNORE).any():
+        changes = changes.take(np.flatnonzero(changes.ops != IGNORE))
+    order = np.lexsort(
+        (
+            changes.partition.to_numpy(),
+            changes.offset.to_numpy(),
+            _ranks(changes.sequence),
+            changes.hashes[:, 1],
+            changes.hashes[:, 0],
+        )
+    )
+    return changes.take(order)
+
+
+def fold(
+    changes: Changes,
+    look_up: Callable[[Hashes], Found],
+    settle: Callable[[Found, Places], pa.BinaryArray],
+) -> Folded:
+    """Fold changes that are in order and truncate nothing.
+
+    `settle` reads the whole sequences of some of the found rows, where their beginning does not
+    decide.
+    """
+    starts = _starts(changes.hashes)
+    found = look_up(changes.hashes[starts])
+    key_of = np.cumsum(_marked(starts, len(changes))) - 1
+    stale = _stale(changes, found, key_of, settle)
+    if stale.any():
+        changes = changes.take(np.flatnonzero(~stale))
+        kept = np.unique(key_of[~stale])
+        found = taken(found, kept)
+        starts = _starts(changes.hashes)
+    ends = np.append(starts, len(changes))[1:] - 1
+    last, lacks, orphans = _filled(changes, starts, ends, found)
+    return Folded(last, found, lacks, orphans)
+
+
+def truncated(changes: Changes) -> tuple[Changes, pa.BinaryArray | None]:
+    """Apply truncates to the changes before them; → what is left, and the last one's sequence.
+
+    Without a place in a log a truncate is as new as its offset.
+    """
+    emptied = changes.ops == TRUNCATE
+    if not emptied.any():
+        return changes, None
+    ranks, offsets = _ranks(changes.sequence), changes.offset.to_numpy()
+    order = np.lexsort((offsets, ranks))
+    newest = order[emptied[order]][-1]
+    later = (ranks > ranks[newest]) | ((ranks == ranks[newest]) & (offsets > offsets[newest]))
+    place = changes.sequence.take(pa.array([newest]))
+    return changes.take(np.flatnonzero(later & ~emptied)), place
+
+
+def _stale(
+    changes: Changes,
+    found: Found,
+    key_of: Places,
+    settle: Callable[[Found, Places], pa.BinaryArray],
+) -> Flags:
+    """Changes that are strictly older than what the table has of their key."""
+    known = (found.hit | found.tombstone)[key_of]
+    if not known.any():
+        return np.zeros(len(changes), dtype=bool)
+    theirs = Sequences(
+        found.sequences.hi[key_of], found.sequences.lo[key_of], found.sequences.size[key_of]
+    )
+    order = Sequences.of(changes.sequence, len(changes)).compare(theirs)
+    open_ = np.flatnonzero(known & (order == UNDECIDED) & found.hit[key_of])
+    if len(open_):
+        keys = np.unique(key_of[open_])
+        whole = settle(found, keys).take(pa.array(np.searchsorted(keys, key_of[open_])))
+        older = pc.less(changes.sequence.take(pa.array(open_)), whole).fill_null(False)
+        order[open_] = np.where(older.to_numpy(zero_copy_only=False), -1, 1)
+    stale: Flags = known & (order == -1)
+    return stale
+
+
+def _filled(
+    changes: Changes, starts: Places, ends: Places, found: Found
+) -> tuple[Changes, tuple[Lack, ...], Flags]:
+    """The last change of each key, with the columns it lacks from the changes before it."""
+    last = changes.take(ends)
+    orphans = np.zeros(len(ends), dtype=bool)
+    lacks: list[Lack] = []
+    rows = last.rows
+    places = np.arange(len(changes))
+    upserts = changes.ops == UPSERT
+    gone = np.maximum.accumulate(np.where(changes.ops == DELETE, places, -1))
+    for column in changes.lacking:
+        lacking = changes.lacks(column)
+        carried = np.maximum.accumulate(np.where(upserts & ~lacking, places, -1))
+        want = np.flatnonzero(lacking[ends] & upserts[ends])
+        if not len(want):
+            continue
+        at, first = ends[want], starts[want]
+        inside = (carried[at] >= first) & (carried[at] > gone[at])
+        taken = ends.copy()
+        taken[want[inside]] = carried[at[inside]]
+        index = rows.schema.get_field_index(column)
+        filled = changes.rows.column(column).take(pa.array(taken))
+        rows = rows.set_column(index, rows.schema.field(index), filled)
+        rest = want[~inside]
+        from_table = found.hit[rest] & (gone[ends[rest]] < starts[rest])
+        orphans[rest[~from_table]] = True
+        if from_table.any():
+            lacks.append(Lack(column, rest[from_table]))
+    filled_last = Changes(**{**last.__dict__, "rows": rows}) if changes.lacking else last
+    return filled_last, tuple(lacks), orphans
+
+
+def _ranks(sequence: pa.BinaryArray) -> NDArray[np.int64]:
+    """Numbers that are in the order of the sequences; those without one come first."""
+    coded = sequence.dictionary_encode()
+    order = pc.array_sort_indices(coded.dictionary).to_numpy()
+    ranks = np.empty(len(order) + 1, dtype=np.int64)
+    ranks[order] = np.arange(1, len(order) + 1)
+    ranks[-1] = 0
+    codes = coded.indices.fill_null(len(order)).to_numpy()
+    found: NDArray[np.int64] = ranks[codes]
+    return found
+
+
+def _starts(hashes: Hashes) -> Places:
+    """Where each key begins."""
+    if not len(hashes):
+        return np.zeros(0, dtype=np.intp)
+    new = (hashes[1:] != hashes[:-1]).any(axis=1)
+    return np.flatnonzero(np.concatenate([[True], new]))
+
+
+def _marked(starts: Places, count: int) -> NDArray[np.int64]:
+    marks = np.zeros(count, dtype=np.int64)
+    marks[starts] = 1
+    return marks
+
+
+def joined(parts: Sequence[Found]) -> Found:
+    """What several lookups found, as one."""
+
+    def whole(name: str, of: Sequence[Any]) -> NDArray[Any]:
+        return np.concatenate([getattr(each, name) for each in of])
+
+    told = [whole(name, [each.sequences for each in parts]) for name in ("hi", "lo", "size")]
+    return Found(
+        whole("hit", parts),
+        whole("tombstone", parts),
+        whole("file", parts),
+        whole("position", parts),
+        Sequences(*told),
+    )
+
+
+def taken(found: Found, which: Places) -> Found:
+    """Some of it, in this order."""
+    told = found.sequences
+    return Found(
+        found.hit[which],
+        found.tombstone[which],
+        found.file[which],
+        found.position[which],
+        Sequences(told.hi[which], told.lo[which], told.size[which]),
+    )
