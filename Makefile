@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 # From cheap to dear, so that a mistake shows early.
-TESTS := $(wildcard tests/unit tests/spark tests/integration tests/crash)
+TESTS := $(wildcard tests/unit tests/spark tests/conformance tests/integration tests/crash)
 
 # uv from PATH, else one that is put into .uv/ from its own lock file.
 UV ?= $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)

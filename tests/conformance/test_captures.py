@@ -166,7 +166,8 @@ def test_a_mirror_survives(mirrors, db, harm):
         if harm == "index lost":
             shutil.rmtree(one.stand.folder / "state")
         if harm == "compaction":
-            one.stand.compact(f"db.{rng.choice(list(one.records))}")
+            # Spark cannot open a table with a time of day, as the one of all types has.
+            one.stand.compact(f"db.{rng.choice([case for case in one.records if case != 'types'])}")
         else:
             one.stand.start()
     one.check()
