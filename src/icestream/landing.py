@@ -243,7 +243,7 @@ class Landing:
             )
         # Each task has kept to the bound by itself; together they may be over it.
         folders = sorted({file.path.rpartition("/")[0] for file in report.files})
-        most = most_partitions(work.view.base.document["properties"])
+        most = most_partitions(work.view.base.document.get("properties", {}))
         if len(folders) > most:
             discard([*report.files, *report.quarantine_files])
             where = f"from {folders[0]} to {folders[-1]}"
