@@ -111,6 +111,15 @@ class Landing:
             self._catalog_is_safe = True
         return self._tables.load(name)
 
+    def present(self, name: str, files: Sequence[StagedFile]) -> bool:
+        """Whether staged files are still there; False is told: the batch must be staged again."""
+        gone = missing(files)
+        if gone:
+            reason = f"{len(gone)} staged files are gone before their commit: {gone[0]}"
+            again = Outcome.RESTAGE.value
+            self._bus.emit(events.CommitRetried(self.claim.pipeline, name, 0, again, reason))
+        return not gone
+
     def land(
         self,
         work: Work,
@@ -118,16 +127,11 @@ class Landing:
         stage_seconds: float,
         deletes: Sequence[StagedFile] = (),
     ) -> bool:
-        """Commit one table's share; False: table or files are not as planned, so plan again."""
+        """Commit one table's share; False: the table moved, so plan the batch again."""
         counts = Counts(report.landed, report.quarantined, report.dropped)
         self._check(work, report, counts)
         if not report.read:
             return True
-        if gone := missing([*report.files, *report.quarantine_files, *deletes]):
-            reason = f"{len(gone)} staged files are gone before their commit: {gone[0]}"
-            name, again = work.table.name, Outcome.RESTAGE.value
-            self._bus.emit(events.CommitRetried(self.claim.pipeline, name, 0, again, reason))
-            return False
         watermark = min((at // 1000 for at in report.newest.values()), default=None)
         began = time.monotonic()
         if report.quarantine_files and work.quarantine:

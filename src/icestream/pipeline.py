@@ -342,7 +342,10 @@ class Pipeline:
         def land(work: Work) -> bool:
             report = reports[work.table.name]
             deletes = self._mirrors.deletes(work, report)
-            done = self._landing.land(work, report, seconds, deletes)
+            staged = [*report.files, *report.quarantine_files, *deletes]
+            done = self._landing.present(work.table.name, staged) and self._landing.land(
+                work, report, seconds, deletes
+            )
             failpoint("between-tables")
             return done
 

@@ -23,6 +23,7 @@ class _File:
     """A staged file: its name, its rows as bits, and the schema that it was written for."""
 
     __slots__ = ("bytes", "content_json", "records")
+    path = ""
 
     def __init__(self, name, rows, schema_id):
         self.content_json = (name, rows, schema_id)
