@@ -152,6 +152,9 @@ class Landing:
         attempts = self._append(work.table.name, work.view, work, append, counts, watermark)
         if attempts is None:
             return False
+        self._remember(work.table.name, work.view)
+        if report.quarantine_files and work.quarantine:
+            self._remember(quarantine_name(work.table.name), work.quarantine)
         work.table.advanced_at = time.monotonic()
         now = time.time()
         partitions = self._partitions(work.batch, report.newest, now)
@@ -221,8 +224,13 @@ class Landing:
             plan = Plan(protocol.Verdict.COMMIT, {})
             ids = self._source.stream_ids(table.progress)
             work = Work(table, batch, view, plan, None, uuid.uuid4().hex, ids)
-            self._append(table.name, view, work, Append(), Counts(), None)
+            if self._append(table.name, view, work, Append(), Counts(), None) is not None:
+                self._remember(table.name, view)
         table.advanced_at = time.monotonic()
+
+    def _remember(self, name: str, before: TableView) -> None:
+        """A commit of ours is in: from now on the table is never behind it."""
+        self._sequences[name] = before.marker.sequence + 1 if before.marker else 1
 
     def _refuse_unless_ours(self, name: str, view: TableView) -> None:
         """Planning has looked at a table with rows; nobody has at a quiet one or a quarantine."""
@@ -280,7 +288,6 @@ class Landing:
         if settled.outcome is Outcome.RESTAGE:
             return None
         self._report(name, settled)
-        self._sequences[name] = view.marker.sequence + 1 if view.marker else 1
         return settled.attempts
 
     def _report(self, name: str, settled: Settled) -> None:
