@@ -38,6 +38,7 @@ class TableStatus:
     snapshots: int
     quarantined: int
     dropped: int
+    records: int = 0  # that were taken; of a mirror, many may have made one row
     lost: tuple[str, ...] = ()  # ranges given up by `--accept-loss`
     partitions: tuple[PartitionState, ...] = ()
 
@@ -109,7 +110,8 @@ def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableSta
         table=name,
         healthy=stand is Standing.OURS,
         note="" if stand is Standing.OURS else stand.value,
-        rows=_number(notes, "total-records"),
+        # Our position deletes name each row once.
+        rows=_number(notes, "total-records") - _number(notes, "total-position-deletes"),
         rows_per_s=_rate(commits, now),
         lag_records=commits[-1]["lag_records"] if commits else None,
         lag_s=commits[-1]["lag_seconds"] if commits else None,
@@ -122,6 +124,7 @@ def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableSta
         snapshots=len(document.get("snapshots", ())),
         quarantined=marker.counts.quarantined if marker else 0,
         dropped=marker.counts.dropped if marker else 0,
+        records=marker.counts.landed if marker else 0,
         lost=tuple(f"{loss.kind} {loss}" for loss in marker.losses) if marker else (),
         partitions=tuple(
             PartitionState(**each) for each in history.partitions(state, pipeline, name)

@@ -67,6 +67,7 @@ def test_the_demo_ends_by_itself_and_its_query_works_as_printed(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     assert "records in = " in ran.stdout
+    assert "orders, as in the shop's books" in ran.stdout
     [query] = [line.strip() for line in ran.stdout.splitlines() if " -c " in line]
     shown = subprocess.run(["sh", "-c", query], cwd=tmp_path, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
@@ -96,6 +97,7 @@ def test_the_demo_with_kafka_holds_what_kafka_acknowledged(tmp_path):
     [arrived] = re.findall(r"([\d,]+) records in = ", ran.stdout)
     [due] = re.findall(r"acknowledged by Kafka = ([\d,]+) up to ", ran.stdout)
     assert arrived == due != "0"
+    assert "orders, as in the shop's books" in ran.stdout
     assert "rdkafka" not in ran.stderr
     topics = set(rows(tmp_path / "icestream-demo", "shop.page_events")["_src_topic"].to_pylist())
     assert topics == {"page_events"}

@@ -100,9 +100,13 @@ def test_times_follow_the_rate():
 
 def test_an_order_is_created_paid_and_shipped():
     changes = [
-        json.loads(value) for value in shop("order_changes", 0, 9).column("value").to_pylist()
+        json.loads(value) for value in shop("order_changes", 0, 300).column("value").to_pylist()
     ]
-    assert [one["status"] for one in changes] == ["created", "paid", "shipped"] * 3
+    assert {one["status"] for one in changes[0::3]} == {"created"}
+    assert {one["status"] for one in changes[1::3]} == {"paid"}
+    ends = [one["status"] for one in changes[2::3]]
+    assert set(ends) == {"shipped", "cancelled"}
+    assert 0 < ends.count("cancelled") < 30
     for at in (0, 3, 6):
         fixed = [
             (one["order_id"], one["customer_id"], one["amount"]) for one in changes[at : at + 3]

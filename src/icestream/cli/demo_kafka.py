@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -11,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from icestream.broker import Broker
 from icestream.cli import output
+from icestream.cli.books import prove
 from icestream.cli.demo import MALFORMED, RATE, SEED, prepare, suggest, summary
 from icestream.cli.watch import run_watched
 from icestream.errors import InternalError, Unreachable
@@ -40,13 +42,15 @@ def run_demo(folder: Path, seconds: int, log_format: str) -> None:
         _create_topics(broker.bootstrap)
         with Shop(broker.bootstrap) as shop:
             run_watched([loaded], log_format, seconds=seconds)
-    compare(summary(loaded), shop.acknowledged)
+    status = summary(loaded)
+    compare(status, shop.acknowledged)
+    prove(loaded, shop.changes_below(status), shop.began_ms)
     suggest(loaded.path, "status --partitions", runs=False)
 
 
 def compare(status: PipelineStatus, acknowledged: Counter[tuple[str, int]]) -> None:
     """The records in the tables are as many as the broker acknowledged below their positions."""
-    arrived = sum(each.rows + each.quarantined for each in status.tables)
+    arrived = sum(each.records + each.quarantined for each in status.tables)
     # Offsets of a partition have no gaps here: nobody writes in transactions or compacts.
     due = sum(
         min(place.position, acknowledged[place.stream, place.partition])
@@ -70,6 +74,8 @@ class Shop:
 
     def __init__(self, bootstrap: str) -> None:
         self.acknowledged: Counter[tuple[str, int]] = Counter()
+        self.began_ms = int(time.time() * 1000)
+        self._changes: dict[int, list[int]] = {}  # of orders, by partition, as they were taken
         self._failure: KafkaError | None = None
         self._producer = Producer(
             {
@@ -100,27 +106,27 @@ class Shop:
             raise Unreachable(f"the demo's producer could not send everything: {why}")
 
     def _send(self) -> None:
-        began, sent = time.time(), 0
+        began, sent = self.began_ms / 1000, 0
         while not self._over.wait(_TICK_SECONDS) and self._failure is None:
             due = int((time.time() - began) * RATE)
             before, now = sent // ORDERS_EVERY, due // ORDERS_EVERY
-            self._send_range("page_events", sent - before, due - now, began)
-            self._send_range("order_changes", before, now, began)
+            self._send_range("page_events", sent - before, due - now)
+            self._send_range("order_changes", before, now)
             sent = due
 
-    def _send_range(self, topic: str, low: int, high: int, began: float) -> None:
+    def _send_range(self, topic: str, low: int, high: int) -> None:
         if low == high:
             return
-        batch = make(topic, low, high, SEED, int(began * 1000), RATE, MALFORMED, mixed=True)
-        columns = batch.select(["key", "value", "timestamp"]).to_pydict()
-        for key, value, at in zip(*columns.values(), strict=True):
-            self._produce(topic, key, value, int(at.timestamp() * 1000))
+        batch = make(topic, low, high, SEED, self.began_ms, RATE, MALFORMED, mixed=True)
+        columns = batch.select(["offset", "key", "value", "timestamp"]).to_pydict()
+        for number, key, value, at in zip(*columns.values(), strict=True):
+            self._produce(topic, number, key, value, int(at.timestamp() * 1000))
 
-    def _produce(self, topic: str, key: bytes, value: bytes, at_ms: int) -> None:
+    def _produce(self, topic: str, number: int, key: bytes, value: bytes, at_ms: int) -> None:
         while not self._over.is_set():
             try:
                 self._producer.produce(
-                    topic, value, key, timestamp=at_ms, on_delivery=self._delivered
+                    topic, value, key, timestamp=at_ms, on_delivery=partial(self._delivered, number)
                 )
                 break
             except BufferError:
@@ -130,11 +136,24 @@ class Shop:
                 return
         self._producer.poll(0)
 
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, number: int, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self._failure = self._failure or error
-        else:
-            self.acknowledged[str(message.topic()), message.partition() or 0] += 1
+            return
+        topic, partition = str(message.topic()), message.partition() or 0
+        self.acknowledged[topic, partition] += 1
+        if topic == "order_changes":
+            self._changes.setdefault(partition, []).append(number)
+
+    def changes_below(self, status: PipelineStatus) -> list[int]:
+        """The changes of orders that were sent before the positions of their table."""
+        places = [place for each in status.tables for place in each.partitions]
+        return [
+            number
+            for place in places
+            if place.stream == "order_changes"
+            for number in self._changes.get(place.partition, ())[: place.position]
+        ]
 
 
 def _create_topics(bootstrap: str) -> None:

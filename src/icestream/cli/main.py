@@ -40,6 +40,7 @@ def cli(context: click.Context, log_format: str) -> None:
 @click.pass_obj
 def demo(log_format: str, seconds: int, folder: Path, kafka: bool) -> None:
     """Run a small shop into a local lake, then show what was ingested."""
+    from icestream.cli.books import prove_generated
     from icestream.cli.demo import prepare, suggest, summary
     from icestream.cli.watch import run_watched
 
@@ -51,6 +52,7 @@ def demo(log_format: str, seconds: int, folder: Path, kafka: bool) -> None:
     loaded = prepare(folder)
     run_watched([loaded], log_format, seconds=seconds)
     summary(loaded)
+    prove_generated(loaded)
     suggest(loaded.path)
 
 

@@ -12,7 +12,9 @@ _ACTIONS = ["view", "view", "view", "search", "add_to_cart", "checkout"]
 _COUNTRIES = ["DE", "FR", "GB", "IN", "JP", "NL", "US", "BR"]
 _DEVICES = ["desktop", "mobile", "mobile", "tablet"]
 _REFERRERS = ["https://search.example/", "https://mail.example/", None, None]
-_STATUSES = ["created", "paid", "shipped"]
+_STATUSES = ["created", "paid", "shipped", "cancelled"]
+_CHANGES = 3  # of each order
+_CANCELLED = 10  # one order in so many
 
 
 def make(
@@ -75,16 +77,18 @@ def _pages(numbers: np.ndarray, times: np.ndarray, draw: np.ndarray) -> tuple[pa
 
 
 def _orders(numbers: np.ndarray, times: np.ndarray, draw: np.ndarray) -> tuple[pa.Array, pa.Array]:
-    """Each order is created, paid and shipped; the three changes follow one another."""
-    order = pa.array(numbers // len(_STATUSES)).cast(pa.string())
+    """Each order is created, paid and shipped, or cancelled; its changes follow one another."""
+    order = pa.array(numbers // _CHANGES).cast(pa.string())
     # Whatever belongs to the order, not to the change, is drawn from the order's own number.
-    fixed = (numbers // len(_STATUSES)) * 2_654_435_761 % (1 << 32)
+    fixed = (numbers // _CHANGES) * 2_654_435_761 % (1 << 32)
+    last = numbers % _CHANGES == _CHANGES - 1
+    status = np.where(last & (fixed // 7 % _CANCELLED == 0), 3, numbers % _CHANGES)
     values = _join(
         '{"change_id":', pa.array(numbers).cast(pa.string()),
         ',"change_time":"', _iso(times),
         '","order_id":', order,
         ',"customer_id":', pa.array(fixed % 50_000).cast(pa.string()),
-        ',"status":"', _pick(_STATUSES, numbers % len(_STATUSES)),
+        ',"status":"', _pick(_STATUSES, status),
         '","amount":', _cents(fixed % 90_000 + 500),
         ',"items":', pa.array(fixed % 6 + 1).cast(pa.string()),
         "}",
