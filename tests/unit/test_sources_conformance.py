@@ -38,7 +38,7 @@ def made(name, tmp_path, cluster):
         },
         "kafka": {
             "topics": ("orders", "users"), "topic_pattern": None, "bootstrap_servers": "nowhere:1",
-            "options": {}, "include": (),
+            "options": {}, "include": (), "format": SimpleNamespace(type="json"),
         },
     }  # fmt: skip
     return source_for(SimpleNamespace(type=name, max_records_per_commit=10, **options[name]))
