@@ -19,7 +19,7 @@ from icestream.config.load import Loaded, load
 from icestream.observe.events import Bus, Event, Listener
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `from servers import …`
-pytest_plugins = ["commands", "servers", "feeds", "rest_server"]
+pytest_plugins = ["commands", "servers", "feeds", "rest_server", "databases", "connect"]
 
 # Tests start many JVMs and keep none for long: the quick compiler and the simple collector win.
 QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}

@@ -11,7 +11,11 @@ from typing import Any
 from icestream.spark.jars import Jar, download
 
 ROOT = Path(__file__).parent.parent
-LOCKS = (ROOT / "src" / "icestream" / "jars.lock.toml", ROOT / "bench" / "peers.lock.toml")
+LOCKS = (
+    ROOT / "src" / "icestream" / "jars.lock.toml",
+    ROOT / "bench" / "peers.lock.toml",
+    ROOT / "tests" / "servers.lock.toml",
+)
 
 
 def main() -> None:

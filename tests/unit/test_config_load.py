@@ -390,8 +390,10 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         "`keys`: this key is required: only Debezium's records name theirs",
     ),
     "deletes said twice": (
-        "name: shop\nsource: {type: files, path: x, format: {type: debezium}}\ntables:\n"
-        "  - {name: a.b, mode: upsert, apply_as_deletes: a = 1}\n",
+        (
+            "name: shop\nsource: {type: files, path: x, format: {type: debezium}}\ntables:\n"
+            "  - {name: a.b, mode: upsert, apply_as_deletes: a = 1}\n"
+        ),
         4,
         "tables[0].apply_as_deletes",
         "`apply_as_deletes: a = 1`: Debezium's events say what they delete",

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
 from icestream.arrow import arrow_schema
-from icestream.formats import UPSERT
 from icestream.index.bucket import Found
 from icestream.index.entries import Entries, concat, rows, tombstones
 from icestream.index.keys import Hashes, bucket_of, key_hashes
@@ -25,6 +24,7 @@ from icestream.index.tombstones import write_tombstones
 from icestream.upsert.changes import SEQUENCE, Changes
 from icestream.upsert.fold import Folded, fold, in_order, joined, taken, truncated
 from icestream.upsert.oldrows import read_rows
+from icestream.upsert.origins import Origin, Origins
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 _NO_ROW = "an update without `{}`, and no row to take it from"
@@ -91,7 +91,7 @@ class Applier:
         folded = fold(changes, self._look_up, self._whole_sequences)
         if not len(folded.last):
             return None
-        folded, bad = self._with_old_keys(folded, changes)
+        folded, bad = self._with_old_keys(folded)
         last = folded.last
         for number in np.unique(folded.found.file[folded.dead]).tolist():
             hit = folded.dead & (folded.found.file == number)
@@ -208,23 +208,26 @@ class Applier:
         read = self._old(found, which, [SEQUENCE]).column(SEQUENCE).combine_chunks()
         return read.cast(pa.binary())
 
-    def _with_old_keys(
-        self, folded: Folded, changes: Changes
-    ) -> tuple[Folded, pa.RecordBatch | None]:
-        """Rows that lack columns and were found nowhere: under their old key, or they are bad."""
+    def _with_old_keys(self, folded: Folded) -> tuple[Folded, pa.RecordBatch | None]:
+        """Rows that lack columns and were found nowhere: under an old key, or they are bad."""
         if not folded.orphans.any():
             return folded, None
-        moved = folded.orphans & folded.last.old_hi.is_valid().to_numpy(zero_copy_only=False)
-        if moved.any() and not self._mirror.gathered:
-            self.gather = True  # the old key's changes of this batch are another task's
-            return folded, None
-        rows_, still = folded.last.rows, folded.orphans.copy()
-        for at in np.flatnonzero(moved).tolist():  # rare: a new key, and a column kept aside
-            taken = self._from_old_key(folded.last, changes, at)
-            if taken is not None:
-                rows_ = _replaced(rows_, at, taken)
+        last, still = folded.last, folded.orphans.copy()
+        origins = Origins(folded.kept)
+        moved = np.flatnonzero(still & origins.moved(last.hashes)).tolist()
+        lacks = {name: last.lacks(name) for name in last.lacking} if moved else {}
+        rows_ = last.rows
+        for at in moved:  # rare: a new key, and a column kept aside
+            names = [name for name, lacking in lacks.items() if lacking[at]]
+            told = {name: origins.of(name, last.hashes[at]) for name in names}
+            if not self._mirror.gathered and any(each.moved is not None for each in told.values()):
+                self.gather = True  # the old key's changes of this batch are another task's
+                return folded, None
+            values = [self._said(folded.kept, name, origin) for name, origin in told.items()]
+            if all(value is not None for value in values):
+                rows_ = _replaced(rows_, at, pa.table(values, names=names))
                 still[at] = False
-        last = replace(folded.last, rows=rows_)
+        last = replace(last, rows=rows_)
         # A soft delete of nothing has no record here: there is nothing to keep, nor to complain of.
         known = last.record.is_valid().to_numpy(zero_copy_only=False) & still
         bad = None
@@ -232,17 +235,21 @@ class Applier:
             bad = _bad(last.take(np.flatnonzero(known)))
         return replace(folded, last=last, orphans=still), bad
 
-    def _from_old_key(self, last: Changes, changes: Changes, at: int) -> pa.Table | None:
-        """One row's missing columns, from the last change of its old key or from the table."""
-        one = np.array([[last.old_hi[at].as_py(), last.old_lo[at].as_py()]], dtype=np.uint64)
-        columns = [name for name in last.lacking if last.lacks(name)[at]]
-        same = np.flatnonzero((changes.hashes == one).all(axis=1) & (changes.ops == UPSERT))
-        for found in in_order(changes.take(same)).rows.to_pylist()[::-1] if len(same) else ():
-            if all(found[name] is not None for name in columns):
-                kinds = [last.rows.schema.field(name) for name in columns]
-                return pa.Table.from_pylist([found], schema=pa.schema(kinds))
-        there = self._look_up(one)
-        return self._old(there, np.array([0]), columns) if there.hit[0] else None
+    def _said(self, changes: Changes, column: str, origin: Origin) -> pa.Array | None:
+        """One row's value of a column, from a change of the batch or from the table."""
+        if origin.change is not None:
+            return changes.rows.column(column).slice(origin.change, 1)
+        if origin.key is None:
+            return None
+        there = self._look_up(origin.key.reshape(1, 2))
+        if origin.moved is not None:
+            # A row that is newer than the move took the old key's place: the one meant is gone.
+            place = Sequences.of(changes.sequence.slice(origin.moved, 1), 1)
+            if there.sequences.compare(place)[0] == 1:
+                return None
+        if not there.hit[0]:
+            return None
+        return self._old(there, np.array([0]), [column]).column(column).combine_chunks()
 
     # -- truncate ------------------------------------------------------------------------------
 

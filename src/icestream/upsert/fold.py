@@ -39,6 +39,7 @@ class Folded:
     found: Found  # what the table had
     lacks: tuple[Lack, ...]
     orphans: Flags  # a column is missing and there is nothing to take it from
+    kept: Changes  # all changes that are not older than what the table had
 
     @property
     def upserts(self) -> Flags:
@@ -67,7 +68,7 @@ def in_order(changes: Changes) -> Changes:
         (
             changes.partition.to_numpy(),
             changes.offset.to_numpy(),
-            _ranks(changes.sequence),
+            ranked(changes.sequence),
             changes.hashes[:, 1],
             changes.hashes[:, 0],
         )
@@ -96,7 +97,7 @@ def fold(
         starts = _starts(changes.hashes)
     ends = np.append(starts, len(changes))[1:] - 1
     last, lacks, orphans = _filled(changes, starts, ends, found)
-    return Folded(last, found, lacks, orphans)
+    return Folded(last, found, lacks, orphans, changes)
 
 
 def truncated(changes: Changes) -> tuple[Changes, pa.BinaryArray | None]:
@@ -107,7 +108,7 @@ def truncated(changes: Changes) -> tuple[Changes, pa.BinaryArray | None]:
     emptied = changes.ops == TRUNCATE
     if not emptied.any():
         return changes, None
-    ranks, offsets = _ranks(changes.sequence), changes.offset.to_numpy()
+    ranks, offsets = ranked(changes.sequence), changes.offset.to_numpy()
     order = np.lexsort((offsets, ranks))
     newest = order[emptied[order]][-1]
     later = (ranks > ranks[newest]) | ((ranks == ranks[newest]) & (offsets > offsets[newest]))
@@ -172,7 +173,7 @@ def _filled(
     return filled_last, tuple(lacks), orphans
 
 
-def _ranks(sequence: pa.BinaryArray) -> NDArray[np.int64]:
+def ranked(sequence: pa.BinaryArray) -> NDArray[np.int64]:
     """Numbers that are in the order of the sequences; those without one come first."""
     coded = sequence.dictionary_encode()
     order = pc.array_sort_indices(coded.dictionary).to_numpy()
