@@ -74,6 +74,12 @@ PEERS ?= spark,flink,connect
 bench: install  ## Compare with peers (RECORDS=10000000 PEERS=spark,flink,connect)
 	@UV="$(UV)" $(BIN)/python bench/append.py --records "$(RECORDS)" --peers "$(PEERS)"
 
+EVENTS ?= 2000000
+ROWS ?= 1000000,10000000
+.PHONY: bench-upsert
+bench-upsert: install  ## Compare upserts with Flink and MERGE (EVENTS=2000000 ROWS=1000000,10000000)
+	@UV="$(UV)" $(BIN)/python bench/upsert.py --events "$(EVENTS)" --rows "$(ROWS)"
+
 SEED ?= 1
 KILLS ?= 200
 .PHONY: chaos
@@ -89,6 +95,7 @@ lock: install  ## Lock Python packages and jars anew (LOCK_ARGS=--upgrade for ne
 	@$(COMPILE) --output-file requirements.lock pyproject.toml
 	@$(COMPILE) --output-file requirements-dev.lock --extra dev pyproject.toml
 	@$(COMPILE) --no-deps --output-file bench/flink.lock bench/flink.in
+	@$(COMPILE) --no-deps --output-file bench/duckdb.lock bench/duckdb.in
 	@$(BIN)/python tools/lock_jars.py
 
 .PHONY: clean

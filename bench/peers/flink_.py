@@ -1,21 +1,16 @@
-"""Flink's Iceberg sink: SQL in a local mini-cluster, one plain Java process.
+"""Flink's Iceberg sink, appending or upserting: SQL in a local mini-cluster, one Java process.
 
 The jars of Flink itself come in a Python package; no Python runs beside it.
 """
 
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
+import wheels
+from changes import COLUMNS
 from lake import NAME, NAMESPACE
 from measure import Command
 
 from icestream.broker import HOST
-from icestream.spark.cache import cache_folder
 from peers import Job, fetch, java, version
 
 LOCK = Path(__file__).parent.parent / "flink.lock"
@@ -39,6 +34,18 @@ INSERT INTO lake.{table}
 SELECT id, user_id, event_type, url, amount, event_time, created_ms, session, agent FROM incoming;
 """
 
+# Key and order of the source are the sink's: nothing between them has to put rows in order again.
+UPSERT = """
+SET 'table.exec.sink.upsert-materialize' = 'NONE';
+CREATE CATALOG lake WITH ({catalog});
+CREATE TEMPORARY TABLE incoming (
+    {columns}, PRIMARY KEY (id) NOT ENFORCED
+) WITH ({source});
+INSERT INTO lake.{table} SELECT * FROM incoming;
+"""
+UPSERT_PROPERTIES = {"write.upsert.enabled": "true"}
+KINDS = {"timestamptz": "TIMESTAMP_LTZ(6)"}  # the others have one name
+
 
 def prepare() -> None:
     fetch("flink")
@@ -46,21 +53,20 @@ def prepare() -> None:
 
 
 def _home() -> Path:
-    """Flink's jars in the cache, installed from a lock file with hashes."""
-    name = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-    home = cache_folder() / "bench" / f"flink-{name}"
-    if not home.is_dir():
-        home.parent.mkdir(parents=True, exist_ok=True)
-        uv = os.environ.get("UV") or shutil.which("uv") or ".uv/bin/uv"
-        with tempfile.TemporaryDirectory(dir=home.parent) as draft:
-            flags = ("--quiet", "--no-deps", "--require-hashes", "--requirement", str(LOCK))
-            place = ("--python", sys.executable, "--target", draft)
-            subprocess.run([uv, "pip", "install", *flags, *place], check=True)
-            (Path(draft) / "pyflink").rename(home)
-    return home
+    return wheels.installed(LOCK) / "pyflink"
 
 
 def command(job: Job) -> Command:
+    return _command(job, _sql(job, SQL, "json"))
+
+
+def upsert(job: Job) -> Command:
+    """Take Debezium's events into a table that has a key."""
+    columns = ", ".join(f"{name} {KINDS.get(kind, kind)}" for name, kind in COLUMNS.items())
+    return _command(job, _sql(job, UPSERT, "debezium-json", columns=columns))
+
+
+def _command(job: Job, sql: str) -> Command:
     conf = job.folder / "conf"
     conf.mkdir()
     settings = {
@@ -75,7 +81,7 @@ def command(job: Job) -> Command:
         "taskmanager.bind-host": HOST,
     }
     (conf / "config.yaml").write_text("".join(f"{k}: {v}\n" for k, v in settings.items()))
-    (job.folder / "job.sql").write_text(_sql(job))
+    (job.folder / "job.sql").write_text(sql)
     home = _home()
     libraries = [*sorted((home / "lib").glob("*.jar")), *sorted((home / "opt").glob("*.jar"))]
     [binary, *flags] = java(*libraries, *fetch("flink"))
@@ -87,7 +93,7 @@ def command(job: Job) -> Command:
     return Command([binary, scratch, *opened, *flags, *client], job.folder, environment)
 
 
-def _sql(job: Job) -> str:
+def _sql(job: Job, statements: str, form: str, **more: str) -> str:
     catalog = job.lake.java_properties
     del catalog["type"]
     source = {
@@ -96,12 +102,15 @@ def _sql(job: Job) -> str:
         "properties.bootstrap.servers": job.bootstrap,
         "properties.group.id": "flink",
         "scan.startup.mode": "earliest-offset",
-        "format": "json",
-        "json.timestamp-format.standard": "ISO-8601",
+        "format": form,
+        f"{form}.timestamp-format.standard": "ISO-8601",
     }
     impl = {"type": "iceberg", "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog"}
-    return SQL.format(
-        catalog=_options(impl | catalog), source=_options(source), table=f"{NAMESPACE}.{NAME}"
+    return statements.format(
+        catalog=_options(impl | catalog),
+        source=_options(source),
+        table=f"{NAMESPACE}.{NAME}",
+        **more,
     )
 
 
