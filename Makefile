@@ -51,7 +51,8 @@ demo: install  ## Stream generated events and changes into local Iceberg tables
 .PHONY: test
 test: lint  ## Lint, then every test
 	@$(BIN)/pytest --numprocesses 2 --exitfirst tests/unit
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(filter-out tests/unit,$(TESTS))
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(filter-out tests/unit tests/conformance,$(TESTS))
+	@$(BIN)/pytest --numprocesses 2 --dist load $(filter tests/conformance,$(TESTS))
 
 .PHONY: test-fast
 test-fast: install  ## Unit tests only, in seconds

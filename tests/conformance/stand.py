@@ -4,6 +4,7 @@ Records are handed over batch by batch, cut wherever a test wants. A task runs w
 so that a batch costs a tenth of what it does as a Spark job.
 """
 
+import gc
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -133,19 +134,21 @@ class Stand:
         }
         self.config = Config.model_validate(facts, context={"folder": str(folder)})
         self._runs = 0
+        self._pipeline: Pipeline | None = None
+        gc.collect()  # catalogs of stands before this one: their connections are in cycles
         self.start()
 
     def start(self) -> None:
         """Begin a run, as after a crash: nothing of the one before is told to stop."""
+        if self._pipeline is not None:
+            self._pipeline._mirrors.close()  # threads end with a process, and this is still ours
         self._runs += 1
         self._batch = 0
         self._scratch = self.folder / f"run{self._runs}"
         (self._scratch / "checkpoint" / "offsets").mkdir(parents=True)
         bus = Bus()
         bus.join(self.events.append)
-        self._pipeline: Pipeline = assembled(
-            self._spark, self.config, bus, source=Captured(self._topics)
-        )
+        self._pipeline = assembled(self._spark, self.config, bus, source=Captured(self._topics))
         self._pipeline.open(self._spark, self._scratch, once=True)
         self._at = {topic: dict(at) for topic, at in self._pipeline._begin.items()}
 
