@@ -91,6 +91,8 @@ class Pipeline:
         self.under_way: Range | None = None  # the batch at work, or the one that failed
         self._widest: int | None = None  # bytes of the largest record in the last batch
         self._scratch = Path()
+        # For the whole run: each thread has a connection to Java, which outlives the thread.
+        self._committers = ThreadPoolExecutor(_PARALLEL_COMMITS, thread_name_prefix="commit")
 
     # -- start ---------------------------------------------------------------------------------
 
@@ -349,8 +351,7 @@ class Pipeline:
             failpoint("between-tables")
             return done
 
-        with ThreadPoolExecutor(min(_PARALLEL_COMMITS, len(due))) as pool:
-            return all(list(pool.map(land, due)))
+        return all(list(self._committers.map(land, due)))
 
     def _same_streams(self, due: Sequence[Work]) -> None:
         """What was read came from the streams that were planned for: their identities held."""
@@ -420,6 +421,10 @@ class Pipeline:
         """At a clean stop every table says how far it has come."""
         for table in self._run.values():
             self._landing.advance(table)
+
+    def let_go(self) -> None:
+        """However the run ended: no thread of it is left."""
+        self._committers.shutdown()
         self._mirrors.close()
 
     # -- small things --------------------------------------------------------------------------

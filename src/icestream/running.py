@@ -99,6 +99,7 @@ class Run:
         if self.failure is not None:
             self.failure = self._explained(self.failure)
         self.source.close()
+        self.pipeline.let_go()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def tell(self, bus: Bus, reason: str) -> None:
@@ -176,6 +177,7 @@ def start(
         )
     except BaseException as failure:
         source.close()
+        pipeline.let_go()
         shutil.rmtree(scratch, ignore_errors=True)
         bus.emit(RunFailed(config.name, pipeline.run_id, str(failure), type(failure).__name__))
         raise

@@ -141,7 +141,7 @@ class Stand:
     def start(self) -> None:
         """Begin a run, as after a crash: nothing of the one before is told to stop."""
         if self._pipeline is not None:
-            self._pipeline._mirrors.close()  # threads end with a process, and this is still ours
+            self._pipeline.let_go()  # threads end with a process, and this is still ours
         self._runs += 1
         self._batch = 0
         self._scratch = self.folder / f"run{self._runs}"

@@ -122,6 +122,20 @@ def test_a_mirror_is_what_one_change_after_the_other_makes(spark, layout, histor
         shutil.rmtree(folder)
 
 
+def test_a_batch_leaves_nothing_open(spark, tmp_path):
+    """A stream makes one batch after the other for months; Java's connections end at 1,024."""
+    one = stand(spark, tmp_path)
+
+    def after(first: int, batches: int) -> int:
+        for at in range(first, first + batches):
+            row = {"id": at, "region": "north", "value": at, "op": "I", "at": at}
+            one.take(batch([row], at))
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = after(0, 4)
+    assert after(4, 10) - before < 5
+
+
 def test_a_row_that_moves_to_another_partition_leaves_no_copy(spark, tmp_path):
     one = stand(spark, tmp_path, partition_by=["region"])
     first = [{"id": n, "region": "north", "value": n, "op": "I", "at": 1} for n in range(6)]

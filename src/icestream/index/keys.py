@@ -4,39 +4,27 @@ The hash is MD5 of a canonical encoding. It does not change when a column is wid
 float → double, decimal precision, date → timestamp), and nobody can aim at another row's key.
 """
 
-import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from icestream.errors import SchemaRefused
+from icestream.formats.duck import connection
 
 Hashes = NDArray[np.uint64]  # one row per key: high word, low word
 Matrix = NDArray[np.uint8]  # one row per key, so many bytes each
 
 _AT_ONCE = 1 << 16  # rows; kilobyte keys are copied once, in pieces that stay small
-_SETTINGS = """
-    SET threads = 1;
-    SET memory_limit = '512MB';
-    SET temp_directory = '';
-    SET autoinstall_known_extensions = false;
-    SET autoload_known_extensions = false;
-    SET python_enable_replacements = false;
-    SET enable_external_access = false;
-"""
 _HASH = """
     SELECT (h >> 64)::UBIGINT AS hi, (h & 18446744073709551615::UHUGEINT)::UBIGINT AS lo
     FROM (SELECT md5_number(v) AS h FROM t)
 """
 _LITTLE = np.dtype("<i8")
 _NAN = np.float64("nan")
-_local = threading.local()
 
 
 def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
@@ -134,23 +122,13 @@ def _decimal(column: pa.Array) -> tuple[pa.LargeBinaryArray, NDArray[Any]]:
 
 
 def _digests(values: pa.LargeBinaryArray) -> Hashes:
-    con = _connection()
+    con = connection()
     con.register("t", pa.table({"v": values}))
     try:
         found = con.execute(_HASH).to_arrow_table(max(len(values), 1))
     finally:
         con.unregister("t")
     return np.column_stack([found.column("hi").to_numpy(), found.column("lo").to_numpy()])
-
-
-def _connection() -> duckdb.DuckDBPyConnection:
-    """This thread's connection: in memory, one thread, no files, no downloads."""
-    if getattr(_local, "pid", None) != os.getpid():  # never one inherited over a fork
-        _local.connection = duckdb.connect(":memory:")
-        _local.connection.execute(_SETTINGS)
-        _local.pid = os.getpid()
-    found: duckdb.DuckDBPyConnection = _local.connection
-    return found
 
 
 def _plain(column: pa.Array) -> pa.Array:

@@ -18,6 +18,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.schema import Schema
 
+from icestream.arrow import FIELD_ID
 from icestream.errors import SchemaRefused, TableRefused
 from icestream.index.entries import Entries, rows
 from icestream.index.keys import key_hashes
@@ -25,7 +26,6 @@ from icestream.index.keys import key_hashes
 SEQUENCE = "_src_sequence"
 _PATH_ID = 2147483546  # `file_path` of a position delete, reserved by the specification
 _BATCH = 1 << 16
-_FIELD_ID = b"PARQUET:field_id"
 
 Positions = NDArray[np.int64]
 
@@ -159,9 +159,9 @@ def _column(batch: pa.RecordBatch, name: str | None) -> pa.Array:
 def _names(schema: pa.Schema, columns: Columns) -> dict[int, str | None]:
     """Field id → the name of the column in a file; by name if the file has no ids."""
     by_id = {
-        int(each.metadata[_FIELD_ID]): each.name
+        int(each.metadata[FIELD_ID]): each.name
         for each in schema
-        if each.metadata and _FIELD_ID in each.metadata
+        if each.metadata and FIELD_ID in each.metadata
     }
     told = {**columns.keys} | ({SEQUENCE: columns.sequence} if columns.sequence else {})
     if not by_id:
