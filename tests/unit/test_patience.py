@@ -6,7 +6,7 @@ from icestream import errors
 from icestream.errors import GaveUp, Unreachable
 from icestream.patience import OUTAGE_SECONDS, RESTARTS, Patience
 
-SAFE = {"GaveUp", "StorageFailed", "Unreachable"}
+SAFE = {"GaveUp", "IndexDamaged", "StorageFailed", "Unreachable"}
 
 
 def waits(patience: Patience, failure: errors.IcestreamError, most: int = 1000) -> list[float]:
