@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from commands import COMMAND  # noqa: E402
+from crash import people  # noqa: E402
 from crash.harm import Tally, ways  # noqa: E402
 from crash.world import Driver, World  # noqa: E402
 from icestream.catalogs import catalog_for  # noqa: E402
@@ -52,6 +53,7 @@ class Outcome:
     phantom: int = 0
     prefix_violations: int = 0
     verified: int = 0
+    mirrors: int = 0  # that were compared with the truth, in each of their snapshots
     resolved: int = 0  # commits whose answer was unknown or a refusal
     recoveries: list[float] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
@@ -75,6 +77,7 @@ class Outcome:
             "phantom": self.phantom,
             "prefix_violations": self.prefix_violations,
             "verified": self.verified,
+            "mirrors_compared": self.mirrors,
             "unknown_commits_resolved": self.resolved,
             "fenced": self.tally.fenced,
             "failpoints_missed": self.tally.missed,
@@ -135,7 +138,14 @@ def judge(world: World, outcome: Outcome, after: str, source: bool) -> None:
     outcome.duplicated += result.duplicated
     outcome.phantom += result.phantom
     outcome.prefix_violations += len(result.violations)
-    outcome.findings += [f"after `{after}`: {each}" for each in result.violations]
+    found = [str(each) for each in result.violations]
+    opened = catalog_for(world.config.catalog).open()
+    if opened.table_exists(people.TABLE):
+        odd = list(people.differences(world.feeder.people, opened.load_table(people.TABLE)))
+        outcome.mirrors += 1
+        outcome.prefix_violations += len(odd)
+        found += [f"{people.TABLE}: {each}" for each in odd]
+    outcome.findings += [f"after `{after}`: {each}" for each in found]
     if not outcome.clean:
         raise Violated("\n".join(outcome.findings))
 
@@ -148,8 +158,12 @@ def finish(world: World, outcome: Outcome, maintenance: Driver | None) -> None:
     with still(maintenance):
         judge(world, outcome, "the end", source=True)
         found, aside = arrived(world)
-    sent = world.feeder.sent
-    outcome.records += sent
+        mirror = catalog_for(world.config.catalog).open().load_table(people.TABLE)
+    sent, changes = world.feeder.sent, world.feeder.people.end()
+    outcome.records += sent + sum(changes.values())
+    if people.reached(mirror) != changes:
+        outcome.findings.append(f"{people.TABLE} is at {people.reached(mirror)}, not at {changes}")
+        raise Violated(outcome.findings[-1])
     if found.total() + aside != sent or max(found.values()) > 1:
         outcome.findings.append(f"{sent} records were sent, {found.total() + aside} arrived")
         raise Violated(outcome.findings[-1])

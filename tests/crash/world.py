@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 
 from badproxy import BadProxy
 from commands import COMMAND, children_of
+from crash import people
 from icestream.broker import Broker
 from icestream.config.load import load
 from icestream.config.model import Pipeline
@@ -31,13 +32,21 @@ catalog: {catalog}
 source:
   type: kafka
   bootstrap_servers: {bootstrap}
-  topic_pattern: '(?P<table>orders|clicks|more\\d+)'
+  topic_pattern: '(?P<table>orders|clicks|people|more\\d+)'
   max_records_per_commit: 20000
   format: {{type: json}}
 commit_interval: 1s
 state_location: {folder}/state
 maintenance: false
-tables: [{{name: 'db.{{table}}', columns: {{id: bigint}}}}]
+tables:
+  - match: people
+    name: db.people
+    mode: upsert
+    keys: [id]
+    sequence_by: [version]
+    apply_as_deletes: gone
+    columns: {{id: bigint, version: bigint, name: string, gone: boolean}}
+  - {{name: 'db.{{table}}', columns: {{id: bigint}}}}
 spark: {{spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}}
 """
 # Iceberg's own client shall not wait longer than the campaign.
@@ -45,11 +54,12 @@ CLIENT = "{rest.client.connection-timeout-ms: '5000', rest.client.socket-timeout
 
 
 class Feeder(threading.Thread):
-    """Sends records to all topics, some of them bad, each acknowledged once."""
+    """Sends events and changes, some of them bad, each acknowledged once."""
 
     def __init__(self, bootstrap: str, per_second: int) -> None:
         super().__init__(daemon=True)
-        self.sent = 0
+        self.sent = 0  # events
+        self.people = people.People()
         self.topics = dict(PARTITIONS)
         self._servers = bootstrap
         self._per_second = per_second
@@ -69,6 +79,9 @@ class Feeder(threading.Thread):
         while not self._stopped.wait(0.1):
             for _ in range(self._per_second // 10):
                 self._send()
+            for _ in range(self._per_second // 30):
+                partition, text = self.people.change()
+                self._producer.produce(people.TOPIC, text, partition=partition)
             self._producer.poll(0)
 
     def _send(self) -> None:
@@ -217,7 +230,7 @@ class World:
                 rest = "{{type: rest, name: lake, uri: '{}', properties: {}}}"
                 where = rest.format(self.proxy.uri, CLIENT)
                 direct = rest.format(self.server.uri, CLIENT)
-            for topic, partitions in PARTITIONS.items():
+            for topic, partitions in {**PARTITIONS, people.TOPIC: people.PARTITIONS}.items():
                 create_topic(self.broker.bootstrap, topic, partitions=partitions)
             for file, catalog in (("icestream.yml", where), ("maintenance.yml", direct)):
                 (self.folder / file).write_text(
