@@ -19,6 +19,7 @@ from icestream.commit.protocol import Claim, Outcome, Plan, Range, Settled, Stan
 from icestream.config.options.table import TableRule
 from icestream.errors import GaveUp, InternalError
 from icestream.failpoints import failpoint
+from icestream.gather import Spread
 from icestream.index.reader import Reader
 from icestream.observe import events
 from icestream.observe.events import Bus
@@ -45,6 +46,7 @@ class RunTable:
     has_quarantine: bool
     progress: Positions = field(default_factory=dict)  # seen go by, with rows or without
     advanced_at: float = field(default_factory=time.monotonic)
+    spread: Spread = field(default_factory=Spread)
 
 
 @dataclass(frozen=True)

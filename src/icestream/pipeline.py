@@ -327,6 +327,7 @@ class Pipeline:
             dropped_columns=frozenset(table.rule.except_columns),
             declared=frozenset(table.rule.columns),
             upsert=self._mirrors.upserting(work, prefix) if table.rule.mode == "upsert" else None,
+            gathers=table.spread.gathers,
         )
 
     def _finish(self, due: Sequence[Work], staged: tuple[dict[str, Report], float]) -> bool:
@@ -348,6 +349,8 @@ class Pipeline:
             done = self._landing.present(work.table.name, staged) and self._landing.land(
                 work, report, seconds, deletes
             )
+            if work.table.rule.mode == "append":
+                work.table.spread.saw(report.files, work.table.spread.gathers)
             failpoint("between-tables")
             return done
 

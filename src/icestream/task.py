@@ -19,6 +19,7 @@ from icestream.aside import Aside, Offender, above
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
 from icestream.formats import IGNORE, Decoded, Format
+from icestream.gather import Sharer
 from icestream.refusals import partitions_refusal
 from icestream.schema import (
     OUR_NAMES,
@@ -60,6 +61,7 @@ class TableTask:
     dropped_columns: frozenset[str]
     declared: frozenset[str] = frozenset()  # columns whose type the pipeline file says
     upsert: "Upserting | None" = None  # None: every record is a row
+    gathers: bool = False  # rows of a partition come together before they are written
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class StageTask:
     ingested_at: datetime
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage everything, then report; changes of mirrors go on to the tasks of their keys."""
+        """Stage everything, then report; some tables' rows go on to the tasks that write them."""
         desks: dict[str, _Desk] = {}
         rows: list[tuple[str, str]] = []
         table = ""
@@ -183,8 +185,8 @@ class StageTask:
 
     @property
     def shuffles(self) -> bool:
-        """Whether changes are shared out by key."""
-        return any(table.upsert for table in self.tables.values())
+        """Whether changes are shared out by key, or rows by partition."""
+        return any(table.upsert or table.gathers for table in self.tables.values())
 
     def _routed(self, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The records at or above the floor of the table they belong to."""
@@ -209,6 +211,7 @@ class _Desk:
         self._attempt = uuid.uuid4().hex[:12]
         self._memory = max(_LEAST_MEMORY, _MEMORY // len(job.tables))
         self._good: Stager | None = None
+        self._sharer: Sharer | None = None
         self._bad = Aside(
             table.bad_records, table.quarantine, table.quarantine_floors, self._attempt
         )
@@ -225,7 +228,7 @@ class _Desk:
     def take(self, records: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
         """Decode, shape and stage; if the table must change first, only look for what it lacks.
 
-        → changes by group of keys, where the table is a mirror.
+        → changes by group of keys, where the table is a mirror; or rows by group of partitions.
         """
         if self._report.new_fields or self._report.widened:
             self._look(records)
@@ -253,6 +256,9 @@ class _Desk:
         good, bad = shaped.good, shaped.bad
         if upsert and good.num_rows:
             yield from self._changes(records, decoded, good, upsert)
+        elif good.num_rows and self._table.gathers:
+            self._sharer = self._sharer or Sharer(self._table.target)
+            yield from self._sharer.share(good)
         elif good.num_rows:
             self._good = self._good or Stager(self._table.target, self._attempt, self._memory)
             self._good.write(good)

@@ -1,8 +1,8 @@
-"""The executor's side of an upsert batch after the shuffle: all changes of some of the keys."""
+"""The executor's side of a batch after the shuffle: all changes of some keys, or gathered rows."""
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from icestream.aside import Aside
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
+from icestream.gather import Pile
 from icestream.refusals import partitions_refusal
 from icestream.shape import quarantined
 from icestream.task import REPORTS, Report, TableTask, reported
@@ -32,7 +33,7 @@ class ApplyTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Apply group after group, and pass on what the tasks before the shuffle had to say."""
         rows: list[tuple[str, str]] = []
-        desk: _Desk | None = None
+        desk: _Desk | _Writer | None = None
         try:
             for table, group, blocks in _groups(batches):
                 if group == REPORTS:
@@ -40,8 +41,9 @@ class ApplyTask:
                     continue
                 if desk is None or desk.name != table:
                     rows += desk.finish() if desk else []
-                    desk = _Desk(self, table)
-                desk.take(group, Changes.from_bytes(blocks))
+                    kind = _Desk if self.tables[table].upsert else _Writer
+                    desk = kind(self, table)
+                desk.take(group, blocks)
             rows += desk.finish() if desk else []
         except Scattered as found:
             assert desk is not None, "it is what a desk raises"
@@ -71,8 +73,26 @@ def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, list[
         yield (*at, held)
 
 
+class _Writer:
+    """Where one task writes the rows of some partitions of one table."""
+
+    def __init__(self, job: ApplyTask, name: str) -> None:
+        self.name = name
+        self._pile = Pile(job.tables[name].target, _MEMORY)
+
+    def take(self, group: int, blocks: Sequence[bytes]) -> None:
+        self._pile.take(blocks)
+        failpoint("mid-write")
+
+    def finish(self) -> list[tuple[str, str]]:
+        return [(self.name, Report(files=self._pile.finish()).to_json())]
+
+    def close(self) -> None:
+        self._pile.close()
+
+
 class _Desk:
-    """Where one task works on one table."""
+    """Where one task works on one mirror."""
 
     def __init__(self, job: ApplyTask, name: str) -> None:
         self.name = name
@@ -88,7 +108,8 @@ class _Desk:
         )
         self._report = Report()
 
-    def take(self, group: int, changes: Changes) -> None:
+    def take(self, group: int, blocks: Sequence[bytes]) -> None:
+        changes = Changes.from_bytes(blocks)
         buckets, groups = self._upsert.buckets, self._upsert.groups
         mine = [bucket for bucket in range(buckets) if bucket * groups // buckets == group]
         bad = self._applier.apply(changes, mine)

@@ -1,0 +1,70 @@
+"""When rows are gathered, and that none is lost on the way."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from unit.test_stage import ARROW, BUCKET, target
+
+from icestream.gather import Pile, Sharer, Spread
+from icestream.write.target import StagedFile
+
+MB = 1 << 20
+
+
+def files(partitions, each, size):
+    return [
+        StagedFile(f"/t/data/p={p}/{n}.parquet", 10, size, "{}")
+        for p in range(partitions)
+        for n in range(each)
+    ]
+
+
+@pytest.mark.parametrize(
+    "partitions, each, size, gathers",
+    [
+        (8, 4, 10_000, True),
+        (8, 1, 10_000, False),  # as few as can be
+        (8, 4, 64 * MB, False),  # large enough as they are
+        (1, 4, 10_000, False),  # one task would write all
+        (1000, 2, 1 * MB, True),
+    ],
+)
+def test_only_many_small_files_are_worth_a_shuffle(partitions, each, size, gathers):
+    spread = Spread()
+    assert not spread.gathers
+    spread.saw(files(partitions, each, size), gathered=False)
+    assert spread.gathers == gathers
+
+
+def test_it_stays_gathered_until_the_files_are_large():
+    spread = Spread()
+    spread.saw(files(8, 4, 10_000), gathered=False)
+    spread.saw(files(8, 1, 40_000), gathered=True)
+    assert spread.gathers
+    spread.saw([], gathered=True)
+    assert spread.gathers
+    spread.saw(files(8, 1, 256 * MB), gathered=True)
+    assert not spread.gathers
+
+
+def test_rows_of_two_tasks_come_to_one_file_for_each_partition(tmp_path):
+    place = target(tmp_path, [BUCKET])
+    blocks: dict[int, list[bytes]] = {}
+    for task in range(2):
+        sharer = Sharer(place)
+        for batch in range(2):
+            first = (task * 2 + batch) * 50
+            rows = pa.RecordBatch.from_pylist(
+                [{"id": n} for n in range(first, first + 50)], schema=ARROW
+            )
+            for group, block in sharer.share(rows):
+                blocks.setdefault(group, []).append(block)
+    staged = []
+    for some in blocks.values():
+        pile = Pile(place, 8 * MB)
+        pile.take(some)
+        staged += pile.finish()
+    folders = [file.path.rpartition("/")[0] for file in staged]
+    assert len(folders) == len(set(folders)) == 4
+    ids = [id_ for file in staged for id_ in pq.read_table(file.path)["id"].to_pylist()]
+    assert sorted(ids) == list(range(200))
