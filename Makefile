@@ -87,6 +87,11 @@ KILLS ?= 200
 chaos: install  ## Kill, stop and deceive a pipeline, and prove its tables (SEED=1 KILLS=200)
 	@$(BIN)/python tests/crash/chaos.py --seed "$(SEED)" --kills "$(KILLS)"
 
+MINUTES ?= 15
+.PHONY: soak
+soak: install  ## A commit every second for a while, with maintenance: does anything grow? (MINUTES=15)
+	@$(BIN)/python tests/crash/soak.py --minutes "$(MINUTES)"
+
 .PHONY: docs
 docs: install  ## Write the generated parts of docs/ anew
 	@$(BIN)/icestream schema > docs/icestream.schema.json

@@ -34,6 +34,12 @@ NAMES = (
     "request-sent",  # the catalog has answered, nobody has heard
     "between-tables",  # one table of the batch is done
     "tables-done",  # all are, Spark does not know yet
+    # Maintenance, beside the stream.
+    "rewrite-begun",  # some groups may be committed, others are not
+    "rewrite-staged",  # new files are there, the table names the old ones
+    "rewrite-committed",  # nobody has heard yet
+    "snapshots-expired",  # their files are still there
+    "orphans-found",  # none is removed yet
 )
 
 

@@ -1,5 +1,6 @@
 """Mirrors: what a batch does more for upsert tables: keys, key index, shuffle, position deletes."""
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from icestream.commit.protocol import CommitFailed
 from icestream.config.model import Pipeline as Config
 from icestream.index.follow import Followed
+from icestream.index.moving import Move, Shelf
 from icestream.landing import Work
 from icestream.observe import events
 from icestream.observe.events import Bus
@@ -26,6 +28,11 @@ from icestream.write.table import Builder, current_fields, stage_target
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyspark.sql import DataFrame
+
+
+_COUNTING = ("kafka", "generator")  # sources whose positions count records
+_RECORDS_PER_GROUP = 25_000
+_BYTES_PER_GROUP = 64 << 20  # a task holds the changes of a group in memory
 
 
 class Mirrors:
@@ -46,6 +53,8 @@ class Mirrors:
         )
         self._gathered: set[str] = set()  # tables whose batch is applied by one task
         self._keyless: set[str] = set()
+        self._counts = config.source.type in _COUNTING
+        self._widest: dict[str, int] = {}  # bytes of the largest record in a table's last batch
 
     # -- plan ----------------------------------------------------------------------------------
 
@@ -76,7 +85,9 @@ class Mirrors:
         location = str(document["location"])
         mirror = Mirror(target, location, work.keys, work.index, work.commit_id, gathered)
         buckets = work.index.buckets
-        return Upserting(terms, buckets, 1 if gathered else buckets, mirror)
+        records = _records(work) if self._counts else None
+        groups = 1 if gathered else groups_of(records, self._widest.get(work.table.name), buckets)
+        return Upserting(terms, buckets, groups, mirror)
 
     # -- stage ---------------------------------------------------------------------------------
 
@@ -112,6 +123,7 @@ class Mirrors:
     def deletes(self, work: Work, report: Report) -> list[StagedFile]:
         """Stage the position deletes of a batch, and say what it will change in the index."""
         self._gathered.discard(work.table.name)
+        self._widest[work.table.name] = report.widest
         if work.index is None:
             if work.table.rule.mode == "upsert" and work.table.name not in self._keyless:
                 self._keyless.add(work.table.name)
@@ -133,12 +145,47 @@ class Mirrors:
         if work.index is not None:
             self._indexes.abandon(work.table.name, work.commit_id)
 
+    # -- maintenance ---------------------------------------------------------------------------
+
+    def shelf(self, table: str) -> Shelf | None:
+        """Where a rewrite stages what it changes in the key index; None: there is none in use."""
+        return self._indexes.shelf(table)
+
+    def moving(self, table: str, move: Move) -> None:
+        """A rewrite is about to be committed: the index goes along when it sees it in the table."""
+        self._indexes.moving(table, move)
+
+    def staying(self, table: str, rewrite_id: str) -> None:
+        """It was not committed, and never will be."""
+        self._indexes.staying(table, rewrite_id)
+
     def close(self) -> None:
         """Let work in the background end."""
         self._indexes.close()
 
     def _followed(self, table: str, how: Followed) -> None:
         self._bus.emit(events.IndexFollowed(self._pipeline, table, str(how)))
+
+
+def groups_of(records: int | None, widest: int | None, most: int) -> int:
+    """In how many groups of keys a batch is applied: each costs some milliseconds, however small.
+
+    A power of two, so that tasks share them evenly. What is not known, as of a first batch, counts
+    as much.
+    """
+    if records is None or widest is None:
+        return most
+    least = max(records / _RECORDS_PER_GROUP, records * widest / _BYTES_PER_GROUP, 1)
+    return min(most, 1 << math.ceil(math.log2(least)))
+
+
+def _records(work: Work) -> int:
+    start = work.batch.start
+    return sum(
+        at - start.get(stream, {}).get(number, 0)
+        for stream, partitions in work.batch.stop.items()
+        for number, at in partitions.items()
+    )
 
 
 def _keys(work: Work) -> tuple[str, ...] | None:

@@ -4,7 +4,7 @@ import shutil
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from icestream.errors import GaveUp, IcestreamError, SparkEnded
 from icestream.failpoints import failpoint
 from icestream.formats import format_for
 from icestream.landing import describe
+from icestream.maintain.beside import Maintenance
 from icestream.mirrors import Mirrors
 from icestream.observe.events import Bus, RunFailed, RunStopped
 from icestream.pipeline import Pipeline
@@ -44,6 +45,7 @@ class Run:
     pipeline: Pipeline
     source: Source
     scratch: Path
+    maintenance: Maintenance | None = None
     query: "StreamingQuery | None" = None
     failure: BaseException | None = None
     stopping: bool = False
@@ -75,13 +77,19 @@ class Run:
                 raise StopRequested
             try:
                 failpoint("batch-begins")
-                self.pipeline.process(frame, batch_id)
+                with self._turn():
+                    self.pipeline.process(frame, batch_id)
             except BaseException as failure:
                 self.failure = failure
                 raise
 
+    def _turn(self) -> AbstractContextManager[None]:
+        return self.maintenance.turns.batch() if self.maintenance else nullcontext()
+
     def end(self) -> None:
         """Let the batch under way reach its commit, then end the stream and clean up."""
+        if self.maintenance:
+            self.maintenance.ask_to_stop()
         with self.at_work:
             pass  # not held on to: Spark may be waiting with a batch that `handle` sends away
         try:
@@ -91,6 +99,8 @@ class Run:
                 self.query.stop()
         except (Py4JError, OSError):
             self._without_spark()
+        if self.maintenance:
+            self.maintenance.stop()
         try:
             if self.failure is None:
                 self.pipeline.close()
@@ -110,20 +120,24 @@ class Run:
         else:
             bus.emit(RunFailed(name, run_id, str(self.failure), type(self.failure).__name__))
 
-    def _without_spark(self) -> None:
+    def _without_spark(self) -> SparkEnded:
         """The JVM is gone: nothing can be asked or stopped there any more."""
         self.query = None
-        self.failure = SparkEnded(
+        self.failure = ended = SparkEnded(
             f"pipeline `{self.config.name}`: Spark's Java process ended",
             where=str(Path(self.config.state_location) / "logs" / "jvm.log"),
             hint="nothing is lost, and a restart is safe; was `spark.driver.memory` too small?",
         )
+        return ended
 
     def _explained(self, failure: BaseException) -> IcestreamError:
         """The failure in our own words; what Spark says of it is in the log."""
         if isinstance(failure, IcestreamError):
             return failure
-        known = planner_failure(self.scratch) or self.pipeline.diagnose()
+        try:
+            known = planner_failure(self.scratch) or self.pipeline.diagnose()
+        except (Py4JError, OSError):  # it was the first sign of the JVM's death
+            return self._without_spark()
         return known or unexplained(self.config, failure)
 
 
@@ -157,13 +171,14 @@ def start(
     """
     runs = [] if runs is None else runs
     source = source_for(config.source)
-    pipeline = assembled(spark, config, bus, source, tuple(runs))
+    pipeline, maintenance = assembled(spark, config, bus, source, tuple(runs))
     runs.append(pipeline.run_id)
     folder = Path(config.state_location) / config.name / "runs"
     scratch = folder / pipeline.run_id
     scratch.mkdir(parents=True)
-    run = Run(config, pipeline, source, scratch)
     once = once or config.commit_interval == "once"
+    # What ends by itself ends soon: `icestream maintain` is for after that.
+    run = Run(config, pipeline, source, scratch, None if once else maintenance)
     ends = once and source.ends_by_itself
     try:
         frame = pipeline.open(spark, scratch, once, accept_loss)
@@ -183,13 +198,15 @@ def start(
         raise
     if once:
         threading.Thread(target=_drain, args=(run, ends), daemon=True).start()
+    elif run.maintenance:
+        run.maintenance.start()
     return run
 
 
 def assembled(
     spark: "SparkSession", config: Config, bus: Bus, source: Source, after: Sequence[str] = ()
-) -> Pipeline:
-    """All that a run needs, put together; nothing is claimed yet."""
+) -> tuple[Pipeline, Maintenance | None]:
+    """All that a run needs, put together; nothing is claimed yet, and nothing looked after."""
     catalog = catalog_for(config.catalog)
     catalog.check()  # in plain words, before Java says it in its own
     jvm: Any = spark.sparkContext._jvm
@@ -200,7 +217,8 @@ def assembled(
     record_format = format_for(config.source.format)
     include = getattr(config.source, "include", ())
     builder = Builder(jvm, jvm_catalog, tables)
-    return Pipeline(
+    mirrors = Mirrors(config, storage_of(catalog), builder, bus)
+    pipeline = Pipeline(
         config=config,
         source=source,
         record_format=record_format,
@@ -208,9 +226,12 @@ def assembled(
         builder=builder,
         design=lambda name, rule: declared_design(name, rule, record_format, include),
         bus=bus,
-        mirrors=Mirrors(config, storage_of(catalog), builder, bus),
+        mirrors=mirrors,
         after=after,
     )
+    if config.maintenance is False:
+        return pipeline, None
+    return pipeline, Maintenance(config, config.maintenance, spark, bus, pipeline.run_id, mirrors)
 
 
 def _trigger(config: Config, once: bool, ends: bool) -> dict[str, Any]:

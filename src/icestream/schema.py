@@ -101,6 +101,7 @@ class NewField:
     parent: tuple[str, ...]
     name: str
     type: IcebergType
+    doc: str | None = None  # the source's comment
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,12 @@ def dump_new_fields(fields: Iterable[NewField]) -> str:
     """Write new fields as JSON text, the form in which a task hands them to the driver."""
     return json.dumps(
         [
-            {"parent": f.parent, "name": f.name, "type": json.loads(f.type.model_dump_json())}
+            {
+                "parent": f.parent,
+                "name": f.name,
+                "type": json.loads(f.type.model_dump_json()),
+                "doc": f.doc,
+            }
             for f in fields
         ]
     )
@@ -125,7 +131,10 @@ def load_new_fields(text: str) -> list[NewField]:
     """Read what `dump_new_fields` wrote."""
     return [
         NewField(
-            tuple(f["parent"]), f["name"], IcebergType.model_validate_json(json.dumps(f["type"]))
+            tuple(f["parent"]),
+            f["name"],
+            IcebergType.model_validate_json(json.dumps(f["type"])),
+            f["doc"],
         )
         for f in json.loads(text)
     ]
@@ -145,7 +154,8 @@ def merge_new_fields(seen: Iterable[Sequence[NewField]]) -> list[NewField]:
             merged[key] = new
             sizes[new.parent] += 1
         elif old is not None and old.name == new.name:
-            merged[key] = NewField(new.parent, new.name, merge_types(old.type, new.type))
+            kind = merge_types(old.type, new.type)
+            merged[key] = NewField(new.parent, new.name, kind, old.doc or new.doc)
     return list(merged.values())
 
 

@@ -148,7 +148,8 @@ class Stand:
         (self._scratch / "checkpoint" / "offsets").mkdir(parents=True)
         bus = Bus()
         bus.join(self.events.append)
-        self._pipeline = assembled(self._spark, self.config, bus, source=Captured(self._topics))
+        source = Captured(self._topics)
+        self._pipeline, _ = assembled(self._spark, self.config, bus, source)
         self._pipeline.open(self._spark, self._scratch, once=True)
         self._at = {topic: dict(at) for topic, at in self._pipeline._begin.items()}
 

@@ -11,7 +11,7 @@ from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import load
 from icestream.spark import session
 
-EVERY_SECONDS = 20
+EVERY_SECONDS = 60
 ALL = "older_than => TIMESTAMP '2999-01-01', retain_last => 5"
 
 

@@ -20,15 +20,16 @@ State = dict[int, tuple[int, str]]  # key → version and name
 class People:
     """Makes changes and remembers each of them, by partition, in the order sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: int = KEYS) -> None:
         self._rng = random.Random(1)
+        self._keys = keys
         self._made = 0
         self._log: list[list[tuple[int, int, str | None] | None]] = [[] for _ in range(PARTITIONS)]
 
     def change(self) -> tuple[int, str]:
         """The next one: an insert or update, sometimes a delete, a late one or a broken one."""
         self._made += 1
-        key = self._rng.randrange(KEYS)
+        key = self._rng.randrange(self._keys)
         late = self._rng.random() < 0.1
         version = self._made - (self._rng.randrange(2000) if late else 0)
         name = None if self._rng.random() < 0.1 else f"name {self._made}"

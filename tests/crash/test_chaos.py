@@ -14,7 +14,13 @@ from icestream.verify import verify
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 WORST = {
-    "local": ["at request-sent", "at quarantine-committed", "zombie at before-request", "kill jvm"],
+    "local": [
+        "at request-sent",
+        "at quarantine-committed",
+        "at rewrite-committed",
+        "zombie at before-request",
+        "kill jvm",
+    ],
     "rest": ["lie", "kill broker", "at between-tables", "lose state"],
 }
 

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Producer
 
@@ -37,7 +38,7 @@ source:
   format: {{type: json}}
 commit_interval: 1s
 state_location: {folder}/state
-maintenance: false
+maintenance: {maintenance}
 tables:
   - match: people
     name: db.people
@@ -56,10 +57,10 @@ CLIENT = "{rest.client.connection-timeout-ms: '5000', rest.client.socket-timeout
 class Feeder(threading.Thread):
     """Sends events and changes, some of them bad, each acknowledged once."""
 
-    def __init__(self, bootstrap: str, per_second: int) -> None:
+    def __init__(self, bootstrap: str, per_second: int, keys: int) -> None:
         super().__init__(daemon=True)
         self.sent = 0  # events
-        self.people = people.People()
+        self.people = people.People(keys)
         self.topics = dict(PARTITIONS)
         self._servers = bootstrap
         self._per_second = per_second
@@ -200,6 +201,12 @@ class Driver:
         self.look()
         return code
 
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Its log so far, line by line."""
+        for line in self._log.read_bytes().splitlines():
+            with suppress(ValueError):  # Java's own words, or a line that is being written
+                yield json.loads(line)
+
     def last_words(self) -> str:
         """The end of its log."""
         return f"{self._log}: {self._log.read_text(errors='replace')[-3000:]}"
@@ -208,7 +215,14 @@ class Driver:
 class World:
     """Everything that a pipeline needs, in one folder."""
 
-    def __init__(self, folder: Path, catalog: str, per_second: int = 300) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        catalog: str,
+        per_second: int = 300,
+        keys: int = people.KEYS,
+        maintenance: str = "false",
+    ) -> None:
         self.folder = folder
         self.catalog = catalog
         self.broker = Broker(folder / "broker")
@@ -216,6 +230,8 @@ class World:
         self.proxy: BadProxy | None = None
         self.drivers: list[Driver] = []
         self._per_second = per_second
+        self._keys = keys
+        self._maintenance = maintenance
         self._stack = ExitStack()
 
     @contextmanager
@@ -232,16 +248,23 @@ class World:
                 direct = rest.format(self.server.uri, CLIENT)
             for topic, partitions in {**PARTITIONS, people.TOPIC: people.PARTITIONS}.items():
                 create_topic(self.broker.bootstrap, topic, partitions=partitions)
-            for file, catalog in (("icestream.yml", where), ("maintenance.yml", direct)):
-                (self.folder / file).write_text(
-                    CONFIG.format(
-                        catalog=catalog, bootstrap=self.broker.bootstrap, folder=self.folder
-                    )
-                )
-            self.feeder = Feeder(self.broker.bootstrap, self._per_second)
+            self._catalogs = {"icestream.yml": where, "maintenance.yml": direct}
+            self.configure(self._maintenance)
+            self.feeder = Feeder(self.broker.bootstrap, self._per_second, self._keys)
             self.feeder.start()
             stack.callback(self.feeder.stop)
             yield self
+
+    def configure(self, maintenance: str) -> None:
+        """Write the pipeline file, and the same with a catalog that tells the truth."""
+        for file, catalog in self._catalogs.items():
+            text = CONFIG.format(
+                catalog=catalog,
+                bootstrap=self.broker.bootstrap,
+                folder=self.folder,
+                maintenance=maintenance,
+            )
+            (self.folder / file).write_text(text)
 
     @property
     def config(self) -> Pipeline:
@@ -258,6 +281,11 @@ class World:
         return self._started(
             [*COMMAND, "--log-format", "json", "run", "icestream.yml"], "driver", failpoints
         )
+
+    def start_once(self) -> int:
+        """Take what is there, and end; → the exit code."""
+        command = [*COMMAND, "run", "--once", "icestream.yml"]
+        return subprocess.run(command, cwd=self.folder, capture_output=True).returncode
 
     def start_script(self, name: str, *arguments: str) -> Driver:
         """Start a script of this folder: somebody else's writer or maintenance."""

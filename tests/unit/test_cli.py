@@ -110,12 +110,6 @@ def test_validate_looks_at_the_world_unless_offline(folder, call):
     assert json.loads(out)["checked"] == ["config", "references", "environment"]
 
 
-def test_maintenance_warns_once(folder, call):
-    (folder / "icestream.yml").write_text(GOOD.replace("maintenance: false\n", ""))
-    _, _, err = call("validate")
-    assert err.count("maintenance is not built yet") == 1
-
-
 def test_status_before_the_first_run_is_unhealthy(folder, call):
     (folder / "icestream.yml").write_text(GOOD)
     code, out, _ = call("status", "--json")

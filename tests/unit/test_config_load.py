@@ -329,6 +329,12 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         "maintenance.rewrite_data_files.min_input_files",
         "`min_input_files: 8`: expected Iceberg's spelling, such as `min-input-files`",
     ),
+    "maintenance by a word": (
+        BASE + "maintenance: {rewrite_data_files: {min-input-files: many}}\n",
+        5,
+        "maintenance.rewrite_data_files.min-input-files",
+        "`min-input-files: many`: expected a whole number",
+    ),
     "no topics": (
         _with("source", "{type: kafka, bootstrap_servers: 'x:1'}"),
         4,
@@ -506,11 +512,12 @@ def test_format_version_3_on_upsert_is_not_built(tmp_path: Path) -> None:
     assert "`format-version` 3 with `mode: upsert` is not built yet" in error.what
 
 
-def test_maintenance_is_one_warning(tmp_path: Path) -> None:
+def test_maintenance_is_on_unless_it_is_switched_off(tmp_path: Path) -> None:
     for text in (BASE, BASE + "maintenance: {every: 1m, rewrite_manifests: false}\n"):
-        (warning,) = _load(tmp_path, text).warnings
-        assert warning.startswith("maintenance is not built yet: ")
-    assert _load(tmp_path, BASE + "maintenance: false\n").warnings == []
+        loaded = _load(tmp_path, text)
+        assert loaded.pipeline.maintenance
+        assert loaded.warnings == []
+    assert _load(tmp_path, BASE + "maintenance: false\n").pipeline.maintenance is False
 
 
 # ── the whole file ───────────────────────────────────────────────────────────────────────────────

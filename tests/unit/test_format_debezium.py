@@ -394,6 +394,14 @@ def test_new_columns_of_several_schemas_are_the_widest() -> None:
     assert out.errors.to_pylist() == [None, f"`n`: '{2**40}' is not a int"]
 
 
+def test_new_columns_have_the_comments_of_the_source() -> None:
+    comment = {"parameters": {"__debezium.source.column.comment": "said there"}}
+    old = wrapped([field_of("n", "int32", **comment), field_of("x", "string")], {"n": 1})
+    new = wrapped([field_of("n", "int32", doc="said later"), field_of("x", "string", doc="X")], {})
+    out = decode(records(*old, *new), Schema())
+    assert out.new_fields == (NewField((), "n", INT, "said there"), NewField((), "x", STRING, "X"))
+
+
 def test_new_fields_within_structs_and_lists() -> None:
     inner = {"type": "struct", "fields": [field_of("x", "double"), field_of("y", "bytes")]}
     fields = [{**inner, "field": "p"}, field_of("ps", "array", items=inner)]
@@ -722,6 +730,27 @@ def test_positions_compare_as_bytes(positions: list[dict[str, Any]]) -> None:
     assert found == sorted(found)
     assert len(set(found)) == len(positions)
     assert len({len(each) for each in found}) == 1
+
+
+def test_a_row_may_look_like_a_source() -> None:
+    """What is read of a source is guessed from a first event; a wrong guess costs time alone."""
+    looks = {"id": 1, "connector": "mysql", "source": {"connector": "oracle"}}
+    mysql = {"connector": "mysql", "file": "b.000003", "pos": 4, "row": 2, "lsn": None}
+    columns = schema(id=LONG, connector=STRING, source=STRING)
+    late = text({"source": SOURCE, "op": "u", "before": None, "after": looks})
+    bare = text({"op": "d", "before": {"id": 2}, "after": {"id": 3}, "source": {"lsn": 6}})
+    events = [late, event("u", looks, **mysql), bare, event("u", looks, looks, lsn=7)]
+    for first in range(len(events)):
+        turned = events[first:] + events[:first]
+        out = decode(records(*turned), columns)
+        assert out.errors.null_count == len(events)
+        assert out.changes is not None
+        found = dict(zip(turned, out.changes.sequence.to_pylist(), strict=True))
+        assert [found[each].hex().lstrip("0") for each in events] == [
+            "5", "3" + f"{4:016x}" + f"{2:08x}", "6", "7"
+        ]  # fmt: skip
+        kept = dict(zip(turned, out.columns.column("id").to_pylist(), strict=True))
+        assert [kept[each] for each in events] == [1, 1, 2, 1]
 
 
 def test_layout_of_positions() -> None:

@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.test_stage import ARROW, BUCKET, target
 
 from icestream.gather import Pile, Sharer, Spread
 from icestream.write.target import StagedFile
+from unit.test_stage import ARROW, BUCKET, target
 
 MB = 1 << 20
 

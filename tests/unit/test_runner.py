@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from icestream.config.model import Pipeline as Config
-from icestream.errors import ConfigError
+from icestream.errors import ConfigError, SparkEnded
 from icestream.runner import _refuse_conflicts, stop_signals
 from icestream.running import Run, StopRequested
 
@@ -38,6 +38,25 @@ def test_a_failure_is_kept_whole(tmp_path):
     with pytest.raises(ValueError, match="nine"):
         run.handle(None, 9)
     assert isinstance(run.failure, ValueError)
+
+
+def test_a_jvm_that_dies_while_a_failure_is_explained_is_the_explanation(tmp_path):
+    class Source:
+        def close(self):
+            pass
+
+    class Orphaned(Pipeline):
+        def diagnose(self):
+            raise ConnectionRefusedError
+
+        def let_go(self):
+            pass
+
+    run = Run(config("p", state_location=str(tmp_path)), Orphaned(), Source(), tmp_path / "scratch")
+    run.failure = ValueError("the first sign of it")
+    run.end()
+    assert isinstance(run.failure, SparkEnded)
+    assert run.failure.exit_code == 75
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])

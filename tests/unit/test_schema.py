@@ -120,12 +120,14 @@ def test_merge_new_fields_keeps_the_first_order_and_spelling() -> None:
         [[a, b], [NewField((), "A", LONG), nested, NewField((), "a", DOUBLE)]]
     )
     assert merged == [NewField((), "a", DOUBLE), b, nested]
+    told = NewField((), "a", DOUBLE, "the comment")
+    assert merge_new_fields([[a], [told], [a]]) == [told]
 
 
 def test_new_fields_survive_the_way_to_the_driver() -> None:
     kind = infer({"a": [{'b.`"é': "UBIGINT"}]})
     assert kind is not None
-    fields = [NewField(("items", "element"), 'x"y', kind), NewField((), "d", DOUBLE)]
+    fields = [NewField(("items", "element"), 'x"y', kind), NewField((), "d", DOUBLE, "said so")]
     assert load_new_fields(dump_new_fields(fields)) == fields
 
 

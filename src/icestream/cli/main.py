@@ -12,6 +12,13 @@ from icestream.errors import IcestreamError, InternalError
 _FILE = click.argument("file", type=click.Path(path_type=Path), default="icestream.yml")
 _FILES = click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 _SETS = click.argument("sets", nargs=-1, metavar="[SETS]...")
+_KINDS = (
+    "rewrite_data_files",
+    "rewrite_position_delete_files",
+    "rewrite_manifests",
+    "expire_snapshots",
+    "remove_orphan_files",
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")
 
 
@@ -94,6 +101,22 @@ def validate(file: Path, offline: bool, as_json: bool) -> None:
 
 @cli.command()
 @_FILE
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Records a second.")
+@click.option("--record-bytes", type=click.FloatRange(0, min_open=True), help="Each, as stored.")
+@_JSON
+def plan(file: Path, rate: float | None, record_bytes: float | None, as_json: bool) -> None:
+    """Say what commit intervals mean: freshness, files a day, compaction; writes nothing.
+
+    Rates are those of the last day's commits, unless --rate says another.
+    """
+    from icestream.cli.plan import make_plan, show_plan
+    from icestream.config.load import load
+
+    show_plan(make_plan(load(file).pipeline, rate, record_bytes), as_json)
+
+
+@cli.command()
+@_FILE
 @click.option("-n", "--rows", type=click.IntRange(1, 10_000), default=10, help="Records to read.")
 @_JSON
 def preview(file: Path, rows: int, as_json: bool) -> None:
@@ -141,6 +164,53 @@ def status(file: Path, watch: bool, partitions: bool, as_json: bool) -> None:
     now = pipeline_status(loaded)
     show_status(now, as_json, partitions)
     if not now.healthy:
+        sys.exit(1)
+
+
+@cli.command()
+@_FILE
+@_JSON
+def tables(file: Path, as_json: bool) -> None:
+    """Say how healthy each table is, and what maintenance would do now."""
+    from icestream.cli.tables import look, show_tables
+    from icestream.config.load import load
+
+    found = look(load(file).pipeline)
+    show_tables(found, as_json)
+    if found.broken:
+        sys.exit(1)
+
+
+@cli.command()
+@_FILE
+@click.option("--plan", "only_plan", is_flag=True, help="Only say what would run, and why.")
+@click.option("--table", metavar="NAME", help="Only this table.")
+@click.option("--action", "kind", type=click.Choice(_KINDS), help="Only this action.")
+@click.option("--history", is_flag=True, help="Say what ran in the last 30 days.")
+@_JSON
+@click.pass_obj
+def maintain(
+    log_format: str,
+    file: Path,
+    only_plan: bool,
+    table: str | None,
+    kind: str | None,
+    history: bool,
+    as_json: bool,
+) -> None:
+    """Run maintenance now, also beside a running stream; Ctrl-C calls it off."""
+    from icestream.cli.maintain import due, run_maintenance, show_history, show_plan
+    from icestream.config.load import load
+    from icestream.maintain.action import Kind
+
+    loaded, chosen = load(file), Kind(kind) if kind else None
+    if history:
+        show_history(loaded.pipeline, as_json, table, chosen)
+        return
+    actions = due(loaded.pipeline, table, chosen)
+    if only_plan or not actions:
+        show_plan(actions, loaded.pipeline.maintenance is False, as_json)
+    elif not run_maintenance(loaded, actions, log_format, as_json):
         sys.exit(1)
 
 

@@ -13,9 +13,19 @@ from typing import Any
 import click
 
 from icestream.errors import IcestreamError, InternalError
-from icestream.observe.events import Event, RunRestarting, TableCommitted, TopicUnrouted
+from icestream.observe.events import (
+    Bus,
+    Event,
+    MaintenanceFailed,
+    MaintenanceFinished,
+    MaintenanceProgress,
+    MaintenanceStarted,
+    RunRestarting,
+    TableCommitted,
+    TopicUnrouted,
+)
 
-_QUIET = {"batch_planned"}  # too many for a log
+_QUIET = {"batch_planned", "maintenance_progress"}  # too many for a log
 
 
 def is_terminal() -> bool:
@@ -116,6 +126,12 @@ class LiveView:
         elif isinstance(event, RunRestarting):
             again = f"again in {event.wait_seconds:.0f} s, try {event.attempt}"
             self._notes.append(f"broke: {event.error}; {again}")
+        elif isinstance(event, MaintenanceFinished):
+            files = f"{event.files_before:,} → {event.files_after:,}"
+            told = event.detail if event.ending != "done" else files
+            self._notes.append(f"{event.action} {event.table}: {event.ending} {told}".rstrip())
+        elif isinstance(event, MaintenanceFailed):
+            self._notes.append(f"maintenance cannot look at the tables: {event.error}")
         elif event.kind == "run_started":
             names = ", ".join(event.facts()["tables"])
             self._notes.append(f"running: {names}; Ctrl-C stops at a commit")
@@ -172,6 +188,33 @@ def jar_progress() -> Iterator[Callable[[Any, int], None]]:
             drawing.update(bars[jar], completed=received)
 
         yield progress
+
+
+@contextmanager
+def maintenance_progress(bus: Bus, as_json: bool) -> Iterator[None]:
+    """A bar with the reason for what is under way on a terminal, log lines elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if as_json or not is_terminal():
+        bus.join(Log(as_json))
+        yield
+        return
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True), transient=True) as drawing:
+        bars: list[Any] = []
+
+        def listen(event: Event) -> None:
+            if isinstance(event, MaintenanceStarted):
+                what = f"{event.table}: {event.action}, {event.reason}"
+                bars.append(drawing.add_task(what, total=None))
+            elif isinstance(event, MaintenanceProgress) and bars:
+                drawing.update(bars[-1], completed=event.done, total=event.total or None)
+            elif isinstance(event, MaintenanceFinished) and bars:
+                drawing.remove_task(bars.pop())
+
+        bus.join(listen)
+        yield
 
 
 def _console(stderr: bool = False) -> Any:

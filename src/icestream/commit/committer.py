@@ -6,7 +6,7 @@ retry loop is `protocol.settle`.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from icestream.commit.protocol import Ancestor, CommitFailed, TableView
 from icestream.errors import Replaced, Unreachable
 from icestream.failpoints import failpoint
 
+REWRITE_ID = "icestream.rewrite-id"  # in the summary of a rewrite, which has no commit id
 _FOLLOWED = 5_000  # snapshots; expiry keeps tables far below
 
 
@@ -29,6 +30,22 @@ class Append:
     records: int = 0
     deletes: Sequence[str] = ()  # position deletes, of rows in the snapshot that is the base
     pinned: bool = False  # it fits that snapshot alone
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Files that take the place of others with the same rows, in the same JSON."""
+
+    rewrite_id: str  # by which its snapshot is found again
+    removed: Sequence[str] = ()  # data files
+    added: Sequence[str] = ()
+    removed_deletes: Sequence[str] = ()
+    added_deletes: Sequence[str] = ()  # of rows in the added data files
+    kept_deletes: Sequence[tuple[str, int]] = ()  # written anew, with the sequence number they had
+
+
+class Outdated(CommitFailed):
+    """What was to be replaced is no longer there: nothing was committed, and trying is no use."""
 
 
 @dataclass(frozen=True)
@@ -151,17 +168,42 @@ class IcebergTables:
         finally:
             operations.let_go()
 
+    def replace(self, name: str, base: Base, work: Replace) -> None:
+        """Put files in the place of others in a single attempt; the marker stays as it is."""
+        try:
+            self.transact(name, base, lambda transaction: self._replace(transaction, base, work))
+        except Py4JJavaError as failure:
+            kind = failure.java_exception.getClass().getSimpleName()
+            refused = Outdated if kind == "ValidationException" else CommitFailed
+            raise refused(_first_line(failure)) from None
+        except (Py4JError, PySparkException) as failure:
+            raise CommitFailed(_first_line(failure)) from None
+
     def identifier(self, name: str) -> Any:
         """`namespace.table` as Iceberg's identifier."""
         return self._jvm.org.apache.iceberg.catalog.TableIdentifier.parse(name)
 
+    def _parser(self, transaction: Any) -> Callable[[str], Any]:
+        parser = self._jvm.org.apache.iceberg.ContentFileParser
+        specs = transaction.table().specs()
+        return lambda text: parser.fromJson(self._mapper.readTree(text), specs)
+
+    def _replace(self, transaction: Any, base: Base, work: Replace) -> None:
+        parsed = self._parser(transaction)
+        update = transaction.newRewrite()
+        # The base is the snapshot that was looked at: there is nothing else to validate against.
+        update.validateFromSnapshot(base.document["current-snapshot-id"])
+        for text in (*work.removed, *work.removed_deletes):
+            update.deleteFile(parsed(text))
+        for text in (*work.added, *work.added_deletes):
+            update.addFile(parsed(text))
+        for text, sequence in work.kept_deletes:
+            update.addFile(parsed(text), sequence)
+        update.set(REWRITE_ID, work.rewrite_id)
+        update.commit()
+
     def _append(self, transaction: Any, marker: Marker, before: Positions, work: Append) -> None:
-        iceberg = self._jvm.org.apache.iceberg
-        parser, specs = iceberg.ContentFileParser, transaction.table().specs()
-
-        def parsed(text: str) -> Any:
-            return parser.fromJson(self._mapper.readTree(text), specs)
-
+        parsed = self._parser(transaction)
         if work.deletes:
             # No validation: the base is the snapshot that the positions were looked up in.
             update = transaction.newRowDelta()
@@ -246,6 +288,16 @@ def view_of(document: Mapping[str, Any], pipeline: str, base: Any = None) -> Tab
         schema_id=document["current-schema-id"],
         base=base,
     )
+
+
+def rewrite_ids(document: Mapping[str, Any], among: Iterable[Ancestor]) -> dict[int, str]:
+    """The rewrites of ours among some snapshots: snapshot → id."""
+    wanted = {each.snapshot_id for each in among}
+    return {
+        each["snapshot-id"]: each["summary"][REWRITE_ID]
+        for each in document.get("snapshots", ())
+        if each["snapshot-id"] in wanted and REWRITE_ID in each.get("summary", {})
+    }
 
 
 def _lineage(document: Mapping[str, Any], pipeline: str) -> tuple[Ancestor, ...]:

@@ -173,12 +173,24 @@ def _mode(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+# Options of Iceberg's actions that decide what runs, here and not only in Java.
+_COUNTS = (
+    "target-file-size-bytes",
+    "min-file-size-bytes",
+    "min-input-files",
+    "max-file-group-size-bytes",
+    "delete-file-threshold",
+)
+
+
 def _maintenance(pipeline: Pipeline) -> Iterator[Problem]:
     maintenance = pipeline.maintenance
     if maintenance is False:
         return
     for name in ("rewrite_data_files", "rewrite_position_delete_files", "rewrite_manifests"):
-        for option in getattr(maintenance, name) or ():
+        for option, value in (getattr(maintenance, name) or {}).items():
+            if option in _COUNTS and not value.isdecimal():
+                yield Problem(("maintenance", name, option), "expected a whole number")
             if re.fullmatch("[a-z0-9.-]+", option) is None:
                 yield Problem(
                     ("maintenance", name, option),

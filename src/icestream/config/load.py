@@ -16,11 +16,6 @@ from icestream.config.problems import Problem, Reporter, from_pydantic
 from icestream.config.substitute import Substitution, substitute
 from icestream.errors import ConfigError
 
-_NO_MAINTENANCE = (
-    "maintenance is not built yet: small files and snapshots will add up; "
-    "`maintenance: false` silences this"
-)
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -49,9 +44,8 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Loaded:
     problems = [*check(pipeline), *not_built(pipeline)]
     if problems:
         raise report.error(problems)
-    warnings = [] if pipeline.maintenance is False else [_NO_MAINTENANCE]
     secrets = frozenset(filled.values)
-    return Loaded(_with_defaults(pipeline), path, warnings, secrets, document)
+    return Loaded(_with_defaults(pipeline), path, secrets=secrets, document=document)
 
 
 def _read(path: Path) -> Document:

@@ -1,7 +1,7 @@
 """What can be told about JSON texts from their bytes, before and beside a parser; numpy only."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Rows = npt.NDArray[np.intp]
+Bytes = npt.NDArray[np.uint8]
 
 MAX_DEPTH = 100
 
@@ -22,9 +23,10 @@ _NUMBERS = (
 _COLON = ord(":")
 _COLON_NOT_NULL = re.compile(":(?! ?null)")
 _DIGITS = 15  # a double keeps this many significant digits, whatever they are
+_BLOCK = 1 << 18  # bytes that are searched at once: what a search leaves behind stays in the cache
 
 
-def characters(texts: pa.StringArray) -> npt.NDArray[np.uint8]:
+def characters(texts: pa.StringArray) -> Bytes:
     """Give the bytes of all texts, one behind the other, without a copy."""
     ends, data = offsets(texts), texts.buffers()[2]
     if data is None:
@@ -42,7 +44,9 @@ def offsets(texts: pa.StringArray) -> npt.NDArray[np.int32]:
 
 def too_deep(texts: pa.StringArray) -> list[int]:
     """Find the texts that nest deeper than MAX_DEPTH, so that no parser has to."""
-    opening = np.flatnonzero((characters(texts) & 0xDF) == 0x5B)  # [ or {
+    blocks = _blocks(characters(texts))
+    found = [start + np.flatnonzero((some & 0xDF) == 0x5B) for start, some in blocks]  # [ or {
+    opening = np.concatenate(found) if found else np.empty(0, np.intp)
     if len(opening) <= MAX_DEPTH:
         return []
     ends = offsets(texts)
@@ -95,12 +99,8 @@ def unexplained(texts: pa.StringArray, known: Iterable[tuple[str, pa.StringArray
 def long_reals(texts: pa.StringArray) -> Rows:
     """Find the objects with a number that has a point and more digits than a double keeps."""
     data, ends = characters(texts), offsets(texts)
-    points = np.flatnonzero(data == ord("."))
-    # So many digits in all means that one side has eight or more: this test leaves few points,
-    # not those of a time, which has a colon three places before.
-    before = _digit(data, points - 8) & _digit(data, points - 3)
-    far = before | (_digit(data, points + 8) & _digit(data, points + 3))
-    points = points[far & _digit(data, points - 1) & _digit(data, points + 1)]
+    found = [_long_points(data, start, some) for start, some in _blocks(data)]
+    points = np.concatenate(found) if found else np.empty(0, np.intp)
     points = points[_run(data, points, -1) + _run(data, points, 1) > _DIGITS]
     return np.unique(np.searchsorted(ends - ends[0], points, side="right") - 1)
 
@@ -149,11 +149,29 @@ def _colons(texts: pa.StringArray) -> Rows:
     return np.diff(np.searchsorted(colons, ends - ends[0])) if len(texts) else np.empty(0, np.intp)
 
 
-def _digit(data: npt.NDArray[np.uint8], at: Rows) -> npt.NDArray[np.bool_]:
+def _long_points(data: Bytes, start: int, some: Bytes) -> Rows:
+    """Find the points of a block that have digits on both sides, and perhaps too many.
+
+    So many digits in all means that one side has eight or more: this test leaves few points, not
+    those of a time, which has a colon three places before.
+    """
+    points = start + np.flatnonzero(some == ord("."))
+    points = points[_digit(data, points - 1) & _digit(data, points + 1)]
+    before = _digit(data, points - 8) & _digit(data, points - 3)
+    return points[before | (_digit(data, points + 8) & _digit(data, points + 3))]
+
+
+def _blocks(data: Bytes) -> Iterator[tuple[int, Bytes]]:
+    """Cut the bytes into pieces, each with its place."""
+    for start in range(0, len(data), _BLOCK):
+        yield start, data[start : start + _BLOCK]
+
+
+def _digit(data: Bytes, at: Rows) -> npt.NDArray[np.bool_]:
     return (data.take(at, mode="clip") - np.uint8(ord("0"))) < 10
 
 
-def _run(data: npt.NDArray[np.uint8], points: Rows, step: int) -> Rows:
+def _run(data: Bytes, points: Rows, step: int) -> Rows:
     """Count the digits beside each point, in one direction, as far as it matters."""
     runs = np.zeros(len(points), np.intp)
     alive, here = np.arange(len(points)), points

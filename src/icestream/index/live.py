@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -115,7 +116,12 @@ def deleted(
 def read_deletes(io: FileIO, entry: ManifestEntry) -> Iterator[tuple[str, Positions]]:
     """Give the positions in a position-delete file, data file by data file."""
     with io.new_input(entry.data_file.file_path).open() as stream:
-        table = pq.read_table(stream, columns=["file_path", "pos"])
+        yield from positions_in(stream)
+
+
+def positions_in(stream: Any) -> Iterator[tuple[str, Positions]]:
+    """Give the positions in an open position-delete file, data file by data file."""
+    table = pq.read_table(stream, columns=["file_path", "pos"])
     coded = table.column("file_path").combine_chunks().dictionary_encode()
     codes = coded.indices.to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")

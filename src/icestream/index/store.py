@@ -25,6 +25,7 @@ from icestream.index.files import FOLDER, add_list, load_files
 from icestream.index.keys import Hashes
 from icestream.index.manifest import Manifest, publish
 from icestream.index.merge import KEEP_SECONDS, Job, Merged, RunRef, due, merge, run_folder
+from icestream.index.moving import Move
 from icestream.index.reader import Reader
 from icestream.index.run import Run, open_run, read_origin
 
@@ -107,6 +108,22 @@ class Store:
             self.advance(front, added, removed, snapshot_id, sequence_number, commit_id)
             (self.folder / _PENDING).unlink(missing_ok=True)
             self._unstage(commit_id, set(pending.runs))
+
+    def move(self, move: Move, snapshot_id: int, sequence_number: int) -> None:
+        """A rewrite of data files is in the table, in this snapshot, right after the index's."""
+        with self._lock:
+            known = self.files.by_path if move.removed else {}
+            if unknown := set(move.removed) - known.keys():
+                raise damaged(f"it does not know {min(unknown)}", self.folder)
+            first = self.manifest.next_file
+            added = {path: first + at for at, path in enumerate(move.added)}
+            front: dict[int, list[RunRef]] = {}
+            for name in move.runs:
+                bucket, ref = self._staged(name, move.origin, added)
+                front.setdefault(bucket, []).append(ref)
+            removed = [known[path] for path in move.removed]
+            commit_id = self.manifest.commit_id
+            self.advance(front, added, removed, snapshot_id, sequence_number, commit_id)
 
     def abandon(self, commit_id: str) -> None:
         """The commit will never be: forget what was staged for it."""

@@ -161,6 +161,49 @@ class CommitRetried(Event):
     reason: str | None
 
 
+@dataclass(frozen=True)
+class MaintenanceStarted(Event):
+    """Maintenance has begun to do something to a table."""
+
+    table: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class MaintenanceProgress(Event):
+    """How far it is; the unit is the action's own."""
+
+    table: str
+    action: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class MaintenanceFinished(Event):
+    """It ended, and how; files are of the kind that the action is about."""
+
+    table: str
+    action: str
+    reason: str
+    ending: str
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+    attempts: int
+    detail: str  # why it gave way or failed
+
+
+@dataclass(frozen=True)
+class MaintenanceFailed(Event):
+    """The tables could not be looked at; the stream goes on, and so do later looks."""
+
+    error: str
+
+
 Listener = Callable[[Event], None]
 
 

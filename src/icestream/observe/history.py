@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from icestream.observe.events import BatchPlanned, Event
+from icestream.observe.events import BatchPlanned, Event, MaintenanceProgress
 
 _FILE = "history.db"
 _KEEP_DAYS = 30
@@ -56,8 +56,8 @@ class History:
 
     def __call__(self, event: Event) -> None:
         """Store one event."""
-        if isinstance(event, BatchPlanned):
-            return  # the commit that follows says more
+        if isinstance(event, BatchPlanned | MaintenanceProgress):
+            return  # the commit, or the end, that follows says more
         facts = event.facts()
         now, table = time.time(), facts.get("table")
         partitions = facts.pop("partitions", None)
@@ -104,6 +104,16 @@ def partitions(state: Path, pipeline: str, table: str) -> list[dict[str, Any]]:
         row = database.execute(query, (pipeline, table)).fetchone() if database else None
     found: list[dict[str, Any]] = json.loads(row[0]) if row else []
     return found
+
+
+def maintenance(state: Path, pipeline: str, since: float = 0.0) -> list[dict[str, Any]]:
+    """What maintenance did since a moment, oldest first, each with its time as `at`."""
+    return _select(
+        state,
+        "SELECT at, facts FROM events WHERE pipeline = ? "
+        "AND kind = 'maintenance_finished' AND at >= ? ORDER BY at, id",
+        (pipeline, since),
+    )
 
 
 def last_run(state: Path, pipeline: str) -> dict[str, Any] | None:

@@ -44,8 +44,10 @@ if __name__ == "__main__":
     from pyspark.daemon import manager
 
     if sys.argv[1:] in ([], ["pyspark.worker"]):
+        import icestream.formats.debezium
         import icestream.formats.json
-        import icestream.task  # noqa: F401
+        import icestream.task
+        import icestream.upsert.task  # noqa: F401
 
         keep_memory()
         gc.collect()

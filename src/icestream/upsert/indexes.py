@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icestream.commit.protocol import TableView
+from icestream.commit.committer import rewrite_ids
+from icestream.commit.protocol import Ancestor, TableView
+from icestream.index.damage import IndexDamaged
 from icestream.index.follow import Followed, catch_up, follow
+from icestream.index.moving import Move, Shelf
 from icestream.index.reader import Reader
 from icestream.index.store import Store
 from icestream.index.tombstones import tidy_tombstones
@@ -34,6 +37,7 @@ class _Known:
     location: str = ""  # of the table
     batches: int = 0
     merging: Future[None] | None = None
+    moves: dict[str, Move] = field(default_factory=dict)  # by the id of their rewrite
 
 
 def _in_background(store: Store, location: str | None) -> None:
@@ -96,6 +100,25 @@ class Indexes:
         if places:
             places |= {p: Place.of(text) for p, text in zip(paths, contents, strict=True)}
 
+    def shelf(self, name: str) -> Shelf | None:
+        """Where a rewrite of a table stages the entries of its rows; None: nobody asked yet."""
+        known = self._known.get(name)
+        if known is None:
+            return None
+        manifest = known.store.manifest
+        keys = tuple(manifest.keys.values())
+        return Shelf(str(known.store.folder), manifest.table_uuid, manifest.buckets, keys)
+
+    def moving(self, name: str, move: Move) -> None:
+        """Say what a rewrite will change, before the table knows of it; from any thread."""
+        if name in self._known:
+            self._known[name].moves[move.rewrite_id] = move
+
+    def staying(self, name: str, rewrite_id: str) -> None:
+        """That rewrite will never be."""
+        if name in self._known:
+            self._known[name].moves.pop(rewrite_id, None)
+
     def close(self) -> None:
         """Let merges end that are under way."""
         self._merges.shutdown()
@@ -103,17 +126,37 @@ class Indexes:
     # ------------------------------------------------------------------------------------------
 
     def _stands(self, known: _Known, view: TableView) -> bool:
-        """Whether the index is where the table is, perhaps after a commit of ours."""
+        """Whether the index is where the table is, perhaps after commits and rewrites of ours."""
         store = known.store
-        newest = view.lineage[0] if view.lineage else None
-        if newest is None or store.manifest.snapshot_id == newest.snapshot_id:
-            return (newest is None) == (store.manifest.snapshot_id is None)
-        pending = store.pending()
-        ours = pending is not None and pending.commit_id == newest.commit_id
-        if not ours or newest.parent_id != store.manifest.snapshot_id:
+        if not view.lineage:
+            return store.manifest.snapshot_id is None
+        way = _way(view, store.manifest.snapshot_id)
+        if way is None:
             return False
-        assert pending is not None
-        store.confirm(pending.commit_id, newest.snapshot_id, newest.sequence_number)
+        rewrites = rewrite_ids(view.base.document, way) if known.moves else {}
+        for each in way:
+            pending = store.pending()
+            if pending is not None and pending.commit_id == each.commit_id:
+                store.confirm(pending.commit_id, each.snapshot_id, each.sequence_number)
+            elif not self._moves(known, rewrites.get(each.snapshot_id, ""), each):
+                return False
+        return True
+
+    def _moves(self, known: _Known, rewrite_id: str, to: Ancestor) -> bool:
+        """Go along with a rewrite that was announced."""
+        move = known.moves.pop(rewrite_id, None)
+        if move is None:
+            return False
+        store = known.store
+        if (left := store.pending()) is not None:  # of a batch that lost against the rewrite
+            store.abandon(left.commit_id)
+        try:
+            store.move(move, to.snapshot_id, to.sequence_number)
+        except IndexDamaged:
+            return False  # its runs are gone: the table still tells what it did
+        if known.places:
+            told = zip(move.added, move.contents, strict=True)
+            known.places |= {path: Place.of(text) for path, text in told}
         return True
 
     def _followed(self, name: str, known: _Known, view: TableView) -> _Known:
@@ -158,6 +201,18 @@ class Indexes:
             io=self._io(_location(view)),
             catalog=None,  # type: ignore[arg-type]
         )
+
+
+def _way(view: TableView, start: int | None) -> list[Ancestor] | None:
+    """The snapshots after one, oldest first; None: it is not among those that led here."""
+    found: list[Ancestor] = []
+    for each in view.lineage:
+        if each.snapshot_id == start:
+            return found[::-1]
+        found.append(each)
+        if each.parent_id == start:
+            return found[::-1]
+    return None
 
 
 def _location(view: TableView) -> str:

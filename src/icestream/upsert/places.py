@@ -1,5 +1,6 @@
 """Places: the partition of each data file of a table, from its manifests; by PyIceberg."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,17 +24,22 @@ def places_of(table: "Table") -> dict[str, Place]:
     if snapshot is None:
         return {}
     specs = table.metadata.specs()
-    kinds = {number: _kinds(spec, table.schema()) for number, spec in specs.items()}
+    kinds = {number: kinds_of(spec, table.schema()) for number, spec in specs.items()}
     found: dict[str, Place] = {}
     for path, entry in contents(table.io, snapshot.manifests(table.io)).data.items():
         file = entry.data_file
-        values = [file.partition[at] for at in range(len(kinds[file.spec_id]))]
-        told = [_json(v, kind) for v, kind in zip(values, kinds[file.spec_id], strict=True)]
-        found[path] = Place(file.spec_id, tuple(told))
+        found[path] = place_of(file.spec_id, file.partition, kinds[file.spec_id])
     return found
 
 
-def _kinds(spec: PartitionSpec, schema: Schema) -> list[t.IcebergType]:
+def place_of(spec_id: int, partition: Any, kinds: Sequence[t.IcebergType]) -> Place:
+    """A partition, given its values by number as PyIceberg reads them."""
+    told = [_json(partition[at], kind) for at, kind in enumerate(kinds)]
+    return Place(spec_id, tuple(told))
+
+
+def kinds_of(spec: PartitionSpec, schema: Schema) -> list[t.IcebergType]:
+    """The types of the values of a partition spec."""
     return [
         t.UnknownType()
         if isinstance(field.transform, VoidTransform)

@@ -95,10 +95,11 @@ class Builder:
 
     def _add(self, update: Any, new: NewField) -> None:
         java_type = self._java_type(new.type)
+        doc = [new.doc] if new.doc else []
         if new.parent or "." in new.name:
-            update.addColumn(".".join(new.parent) or None, new.name, java_type)
+            update.addColumn(".".join(new.parent) or None, new.name, java_type, *doc)
         else:
-            update.addColumn(new.name, java_type)
+            update.addColumn(new.name, java_type, *doc)
 
     def _lay_out(self, transaction: Any, design: Design) -> None:
         if design.partition_by:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
 from typing import Any, Literal, TypeAlias
@@ -36,6 +36,7 @@ Sense: TypeAlias = Literal[
 Unit: TypeAlias = Literal["ms", "us", "ns"]
 
 MAX_PRECISION = 38
+_COMMENT = "__debezium.source.column.comment"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Meaning:
     unit: Unit = "us"  # of times and timestamps that are numbers
     scale: int = 0  # of decimals
     inner: Mapping[str, "Meaning"] = field(default_factory=dict)  # by the steps of Iceberg's paths
+    doc: str | None = None  # the comment of its column
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def new_fields(
 ) -> tuple[tuple[NewField, ...], bool]:
     """Give what a table lacks, and whether there is a name that it may not have."""
     verdicts = judge(target, fields, rule, dropped)
-    new = [NewField((), name, fields[name].type) for name, why in verdicts.items() if why is None]
+    named = [(name, fields[name]) for name, why in verdicts.items() if why is None]
+    new = [NewField((), name, each.type, each.doc) for name, each in named]
     for column in target.fields:
         if column.name in fields:
             new += _nested(column.field_type, fields[column.name].type, (column.name,))
@@ -122,7 +125,7 @@ def _meaning(schema: Any) -> Meaning:
     if isinstance(name, str) and name in _NAMED:
         return _NAMED[name]
     if kind == "struct":
-        inner = {each["field"]: _meaning(each) for each in schema["fields"]}
+        inner = {each["field"]: _commented(each) for each in schema["fields"]}
         return _numbered(Meaning(_struct(inner), inner=inner)) if inner else Meaning(StringType())
     if kind == "array":
         element = _meaning(schema["items"])
@@ -135,6 +138,17 @@ def _meaning(schema: Any) -> Meaning:
         kept = MapType(0, StringType(), 0, value.type, value_required=False)
         return _numbered(Meaning(kept, inner={"key": Meaning(StringType()), "value": value}))
     return _PLAIN[kind]
+
+
+def _commented(schema: Any) -> Meaning:
+    """Give a field's meaning with the comment that its column has in the source.
+
+    It is a parameter with `include.schema.comments` and `column.propagate.source.type`. Else what
+    the schema says of itself must do.
+    """
+    found = _meaning(schema)
+    doc = (schema.get("parameters") or {}).get(_COMMENT) or schema.get("doc")
+    return replace(found, doc=doc) if doc and isinstance(doc, str) else found
 
 
 def _decimal(schema: Any) -> Meaning:

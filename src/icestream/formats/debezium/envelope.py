@@ -3,7 +3,8 @@
 Everything is decided for whole batches. Only records that are no envelopes are looked at twice.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ _NO_EVENTS = ("TransactionMetadataValue", "SchemaChangeValue", "Heartbeat")  # e
 _TRANSACTION = r'^\{"status":"(?:BEGIN|END)","id":"[^"]*","event_count":'
 _SCHEMA_CHANGE = r'^\{"source":\{.*"databaseName":.*"tableChanges":\['
 _HEARTBEAT = r'^\{"ts_ms":[0-9]+\}$'
+_CONNECTOR = re.compile(r'"connector":"(\w+)"')
 _NO_SCHEMA = "the embedded schema is not one of Kafka Connect"
 _NEITHER = (
     "neither an envelope of Debezium nor a flattened row with `__op` or `__deleted`: "
@@ -61,12 +63,13 @@ def events(
     payloads, bad = sound(casts.without(payloads, where(pc.equal(payloads, "null"))))
     errors |= bad
     asked = _asked(columns)
-    found, malformed = duck.parts(payloads, _structure(asked.values()))
+    ours, fields = position.expected(_connector(payloads))
+    found, malformed = duck.parts(payloads, _structure(asked.values(), fields))
     errors |= {row: why_malformed(payloads[row].as_py()) for row in malformed}
     payloads = casts.without(payloads, malformed)
-    parts = dict(zip((f.name for f in found.type), found.flatten(), strict=True))
-    named = (each.name for each in parts["source"].type)
-    source = dict(zip(named, parts["source"].flatten(), strict=True))
+    parts = _named(found)
+    source = _whole_sources(payloads, _named(parts["source"]), ours)
+    parts |= {"before": _before(payloads, parts)}
     parts |= _exact_rows(payloads, parts)
     whole = Events(
         op=np.full(len(texts), IGNORE, np.int8),
@@ -105,14 +108,56 @@ def _asked(columns: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _structure(asked: Iterable[str]) -> dict[str, Any]:
+def _structure(asked: Iterable[str], of_log: Iterable[str]) -> dict[str, Any]:
     """Say what is wanted of an envelope; DuckDB leaves all else alone."""
-    fields = dict.fromkeys((*position.FIELDS, *(each.removeprefix("source_") for each in asked)))
-    whole: dict[str, Any] = dict.fromkeys(("before", "after"), "JSON")
+    fields = dict.fromkeys((*of_log, *(each.removeprefix("source_") for each in asked)))
+    whole: dict[str, Any] = {"after": "JSON"}
     whole |= dict.fromkeys(("op", "ts_ms", "ts_us", "ts_ns"), "VARCHAR")
     if not {"ts_ms", "ts_us", "ts_ns"} & set(asked):
         whole = {name: kind for name, kind in whole.items() if not name.startswith("ts_")}
     return whole | {"source": dict.fromkeys(fields, "VARCHAR")}
+
+
+def _connector(payloads: pa.StringArray) -> str:
+    """Guess whose events these are from the first of them; what is there tells in the end."""
+    at = pc.index(payloads.is_valid(), True).as_py()
+    return (_CONNECTOR.findall(payloads[at].as_py()) or [""])[-1] if at >= 0 else ""
+
+
+def _named(parts: pa.StructArray) -> dict[str, pa.Array]:
+    return dict(zip((each.name for each in parts.type), parts.flatten(), strict=True))
+
+
+def _whole_sources(
+    payloads: pa.StringArray, source: dict[str, pa.StringArray], ours: Sequence[str]
+) -> dict[str, pa.StringArray]:
+    """Fill in the fields of the log, and ask again where an event is not of our connector."""
+    none = pa.nulls(len(payloads), pa.string())
+    source = dict.fromkeys(position.FIELDS, none) | source
+    if not ours:  # all were asked for
+        return source
+    known = pc.fill_null(pc.is_in(source["connector"], pa.array(ours)), False)
+    others = pc.and_(payloads.is_valid(), pc.invert(known))
+    if not pc.any(others, min_count=0).as_py():
+        return source
+    wanted = {"source": dict.fromkeys(position.FIELDS, "VARCHAR")}
+    again = _named(_named(duck.parts(payloads.filter(others), wanted)[0])["source"])
+    mask = others.to_numpy(zero_copy_only=False)
+    return source | {name: _put(source[name], mask, each) for name, each in again.items()}
+
+
+def _before(payloads: pa.StringArray, parts: Mapping[str, pa.Array]) -> pa.StringArray:
+    """The row before the change, only where it counts: most events have one after it."""
+    op = parts["op"]
+    needed = pc.or_(
+        pc.equal(op, "d"), pc.and_(op.is_valid(), pc.invert(_is_object(parts["after"])))
+    )
+    mask = pc.fill_null(needed, False).to_numpy(zero_copy_only=False)
+    none = pa.nulls(len(payloads), pa.string())
+    if not mask.any():
+        return none
+    found, _ = duck.extract(payloads.filter(pa.array(mask)), ["before"], ["before"])
+    return _put(none, mask, found[0])
 
 
 def _exact_rows(

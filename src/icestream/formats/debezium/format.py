@@ -7,7 +7,7 @@ are decoded together.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -268,10 +268,13 @@ def _together(parts: list[_Part], arrow: pa.Schema, size: int) -> pa.RecordBatch
 def _widest(wishes: list[tuple[NewField, ...]]) -> tuple[NewField, ...]:
     """Of several wishes for one column the widest, where one is wider than the other."""
     found: dict[tuple[tuple[str, ...], str], list[NewField]] = {}
+    docs: dict[tuple[tuple[str, ...], str], str | None] = {}
     for each in (wish for some in wishes for wish in some):
-        same = found.setdefault((each.parent, each.name), [])
+        column = (each.parent, each.name)
+        docs[column] = docs.get(column) or each.doc
+        same = found.setdefault(column, [])
         kept = [old for old in same if not is_wider(each.type, old.type)]
-        if not any(old == each or is_wider(old.type, each.type) for old in kept):
+        if not any(old.type == each.type or is_wider(old.type, each.type) for old in kept):
             kept.append(each)
         same[:] = kept
-    return tuple(each for same in found.values() for each in same)
+    return tuple(replace(each, doc=docs[column]) for column, same in found.items() for each in same)

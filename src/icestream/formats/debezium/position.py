@@ -37,6 +37,17 @@ _LSN = "^[0-9a-fA-F]{8}:[0-9a-fA-F]{8}:[0-9a-fA-F]{4}$"
 _NO_LSN = "00000000:00000000:0000"
 
 
+def expected(connector: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Say what to read of a source whose events seem to be of this connector.
+
+    → the connectors whose positions are whole with these fields, and the fields; (): all are.
+    """
+    for log in _LOGS:
+        if connector in log.connectors:
+            return log.connectors, ("connector", *log.needs, *log.may)
+    return (), FIELDS
+
+
 def sequence(fields: Fields) -> tuple[pa.BinaryArray, Bad]:
     """Encode the positions; null where an event has none, with a reason where it is no position."""
     connector = fields["connector"]

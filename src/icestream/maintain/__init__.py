@@ -1,0 +1,1 @@
+"""Maintenance: what keeps tables fast while a stream writes them."""

@@ -1,0 +1,165 @@
+"""Orphans: files that no snapshot names. Iceberg's action finds them, names tell which may go.
+
+A file that is staged and not yet committed looks like an orphan, however old it is: its run may
+have stood still. So what our names say decides, and age only where they say nothing.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from icestream.commit.committer import Base, IcebergTables, view_of
+from icestream.commit.marker import Marker, property_name
+from icestream.failpoints import failpoint
+from icestream.maintain.action import Action, Ending, Result
+from icestream.storage import filesystem
+
+# As the SQL procedure has it, for files whose names say nothing: somebody may be committing them.
+YOUNGEST_STRANGER = timedelta(days=1)
+_STAGED = re.compile(
+    r"(?P<pipeline>[a-z0-9_-]+?)-(?:(?P<generation>\d{5,})-)?(?P<commit>[0-9a-f]{32})-.+\.parquet"
+)
+_REWRITTEN = re.compile(r"icestream-rewrite-[0-9a-f]{32}-.+")  # by maintenance, of any pipeline
+_MARKER = re.compile(r"icestream\.(?P<pipeline>[a-z0-9_-]+)\.marker")
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A file that no snapshot named when the table was looked at."""
+
+    path: str
+    age_seconds: float
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """What a table says of one pipeline."""
+
+    marker: Marker
+    commits: frozenset[str]  # that are in, as far as snapshots are retained
+
+
+def removable(
+    found: Iterable[Orphan], document: Mapping[str, Any], older_than: timedelta
+) -> list[Orphan]:
+    """Those that may go, by the table as it was *before* it was listed.
+
+    What was committed after that look is in the list of orphans, too: only commits that were in
+    by then count as settled.
+    """
+    writers = _writers(document)
+    return [
+        each
+        for each in found
+        if not _is_ours_by_place(each.path, str(document["location"]))
+        and _may_go(each, writers, older_than.total_seconds())
+    ]
+
+
+def _may_go(orphan: Orphan, writers: Mapping[str, _Writer], older_than: float) -> bool:
+    name = orphan.path.rpartition("/")[2]
+    staged = _STAGED.fullmatch(name)
+    if staged is None or _REWRITTEN.fullmatch(name):
+        return orphan.age_seconds >= max(older_than, YOUNGEST_STRANGER.total_seconds())
+    if orphan.age_seconds < older_than:
+        return False
+    writer = writers.get(staged["pipeline"])
+    if writer is None:
+        return False  # of a pipeline that has not claimed the table, or not yet
+    if staged["commit"] in writer.commits:
+        return True  # an attempt whose files the commit did not take
+    # A run of an older generation can commit nothing any more; of this one, a batch may be on
+    # its way, and has been for as long as it likes.
+    generation = staged["generation"]
+    return generation is not None and int(generation) < writer.marker.generation
+
+
+def _is_ours_by_place(path: str, location: str) -> bool:
+    """Whether it is in a folder like `_icestream/`, which is not Iceberg's."""
+    inside = _plain(path).removeprefix(_plain(location)).strip("/")
+    return any(part.startswith(("_", ".")) and "=" not in part for part in inside.split("/"))
+
+
+def _plain(path: str) -> str:
+    """Without the scheme, which one side may have left out."""
+    return re.sub(r"^[a-z0-9]+:/*", "/", path).rstrip("/")
+
+
+def _writers(document: Mapping[str, Any]) -> dict[str, _Writer]:
+    found = {}
+    for key, value in document.get("properties", {}).items():
+        if told := _MARKER.fullmatch(key):
+            name = told["pipeline"]
+            marker = Marker.from_json(value)
+            lineage = view_of(
+                {**document, "properties": {property_name(name): value}}, name
+            ).lineage
+            commits = {each.commit_id for each in lineage if each.commit_id}
+            found[name] = _Writer(marker, frozenset({*commits, marker.commit_id}))
+    return found
+
+
+class _Nothing:
+    """Java's Consumer that does nothing with a file: a dry run."""
+
+    def accept(self, path: str) -> None:
+        pass
+
+    class Java:
+        implements = ("java.util.function.Consumer",)
+
+
+def remove_orphans(
+    jvm: Any, actions: Any, tables: IcebergTables, action: Action, older_than: timedelta
+) -> Result:
+    """Find what no snapshot names, keep what may still be committed, remove the rest."""
+    base = tables.load(action.table).base
+    found = find(jvm, actions, base, action.table, older_than)
+    goes = removable(found, base.document, older_than)
+    failpoint("orphans-found")
+    if goes:
+        # In the driver, in bulk where the storage can: one file that resists stops no other.
+        jvm.org.apache.iceberg.CatalogUtil.deleteFiles(
+            base.operations.io(), _java_list(jvm, [each.path for each in goes]), "orphan", True
+        )
+    kept = len(found) - len(goes)
+    return Result(
+        action,
+        Ending.DONE if goes else Ending.NOTHING,
+        files_before=len(found),
+        files_after=kept,
+        bytes_before=sum(each.bytes for each in found),
+        bytes_after=sum(each.bytes for each in found) - sum(each.bytes for each in goes),
+        detail=f"{kept} are kept: they may still be committed, or are too young" if kept else "",
+    )
+
+
+def find(jvm: Any, actions: Any, base: Base, name: str, older_than: timedelta) -> list[Orphan]:
+    """What no snapshot of this metadata names, by Iceberg's action in a dry run."""
+    now = time.time()
+    iceberg = jvm.org.apache.iceberg
+    still = iceberg.StaticTableOperations(base.metadata, base.operations.io())
+    look = actions.deleteOrphanFiles(iceberg.BaseTable(still, name)).deleteWith(_Nothing())
+    look = look.olderThan(int((now - older_than.total_seconds()) * 1000) + 1)
+    found = list(look.execute().orphanFileLocations())
+    return [orphan for path in found if (orphan := _seen(path, now)) is not None]
+
+
+def _seen(path: str, now: float) -> Orphan | None:
+    """The file as it is now; None: it is gone already."""
+    system, inside = filesystem(path)
+    info = system.get_file_info(inside)
+    if not info.is_file:
+        return None
+    return Orphan(path, now - info.mtime.timestamp(), info.size)
+
+
+def _java_list(jvm: Any, paths: Iterable[str]) -> Any:
+    made = jvm.java.util.ArrayList()
+    for path in paths:
+        made.add(path)
+    return made

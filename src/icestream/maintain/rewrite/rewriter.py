@@ -1,0 +1,274 @@
+"""The rewriter: data files and deletes of a mirror written anew, beside the stream that changes it.
+
+    plan ▸ stage (one task) ▸ carry over what died meanwhile ▸ commit, in a turn of its own
+
+The stream never waits for the staging, and a rewrite never loses to the deletes that the stream
+makes meanwhile: docs/design/rewrite.md is the why.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from icestream.commit.committer import IcebergTables
+from icestream.errors import IcestreamError
+from icestream.failpoints import failpoint
+from icestream.index.moving import Shelf
+from icestream.maintain.action import Action, Ending, Group, Kind, Result
+from icestream.maintain.rewrite.data import NewData, Plan
+from icestream.maintain.rewrite.files import File, Files, GiveWay, Listed, place_in
+from icestream.maintain.rewrite.job import Cancelled, job_for
+from icestream.maintain.rewrite.landing import Desk, TurnTaker
+from icestream.maintain.rewrite.merge import NewDeletes, Share, merge, shares, worth_it
+from icestream.maintain.rewrite.stage import Rewritten
+from icestream.maintain.turns import NoTurn
+from icestream.write.table import current_schema, stage_target
+from icestream.write.target import StageTarget
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from icestream.mirrors import Mirrors
+
+TARGET_BYTES = 256 << 20
+_TARGET = "write.target-file-size-bytes"
+# Of one commit: a task must end soon, and holds the index entries of its rows, 40 bytes each.
+_MOST_RECORDS, _MOST_BYTES = 2_000_000, 2 * TARGET_BYTES
+_PREFIX = "icestream-rewrite"  # of file names; a uuid follows, and orphans.py knows it
+
+Stopped = Callable[[], bool]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What came of a commit, or of several."""
+
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    attempts: int = 0  # 0: there was nothing to do
+
+    def __add__(self, other: "_Done") -> "_Done":
+        return _Done(
+            self.files_before + other.files_before,
+            self.files_after + other.files_after,
+            self.bytes_before + other.bytes_before,
+            self.bytes_after + other.bytes_after,
+            self.attempts + other.attempts,
+        )
+
+
+class Rewriter:
+    """Rewrites of mirrors, one at a time.
+
+    `tables` should not be the stream's own: two threads would share what it knows of a table.
+    `mirrors` are those of the run in this process; without them its index follows by itself.
+    """
+
+    def __init__(
+        self,
+        tables: IcebergTables,
+        open_catalog: "Callable[[], Catalog]",
+        spark: Any,
+        mirrors: "Mirrors | None" = None,
+        turns: TurnTaker | None = None,
+        target_bytes: int | None = None,
+    ) -> None:
+        self._tables = tables
+        self._open_catalog = open_catalog
+        self._job = job_for(spark)
+        self._mirrors = mirrors
+        self._desk = Desk(tables, mirrors, turns)
+        self._target_bytes = target_bytes
+        self._files: dict[str, Files] = {}
+
+    def rewrite(
+        self,
+        action: Action,
+        stopped: Stopped = lambda: False,
+        progress: Progress = lambda done, total: None,
+    ) -> Result:
+        """Do what an action says; `progress` hears of bytes, or of groups of delete files."""
+        began = time.monotonic()
+        kinds = {
+            Kind.REWRITE_DATA_FILES: self._data_files,
+            Kind.REWRITE_POSITION_DELETE_FILES: self._position_deletes,
+        }
+        try:
+            done, ending, why = kinds[action.kind](action, stopped, progress)
+        finally:
+            self._job.rest()
+        return Result(
+            action=action,
+            ending=ending,
+            files_before=done.files_before,
+            files_after=done.files_after,
+            bytes_before=done.bytes_before,
+            bytes_after=done.bytes_after,
+            seconds=round(time.monotonic() - began, 3),
+            attempts=max(1, done.attempts),
+            detail=why,
+        )
+
+    def close(self) -> None:
+        """Let go of what runs tasks."""
+        self._job.close()
+
+    # -- data files ----------------------------------------------------------------------------
+
+    def _data_files(
+        self, action: Action, stopped: Stopped, progress: Progress
+    ) -> tuple[_Done, Ending, str]:
+        sizes = [group.bytes for group in action.groups]
+        return _each(
+            action.groups,
+            lambda group: self._group(action.table, group, stopped),
+            lambda at: progress(sum(sizes[:at]), sum(sizes)),
+        )
+
+    def _group(self, name: str, group: Group, stopped: Stopped) -> _Done:
+        """One group, in as many commits as its size asks for."""
+        listed, done = self._listed(name), _Done()
+        there = [listed.data[path] for path in group.files if path in listed.data]
+        if len({file.home for file in there}) > 1:
+            raise GiveWay("its data files are of several partitions")
+        ordered = sorted(there, key=lambda file: (file.sequence, file.path))
+        for part in self._parts(ordered):
+            failpoint("rewrite-begun")
+            done += self._part(name, part, stopped)
+        return done
+
+    def _part(self, name: str, part: Sequence[File], stopped: Stopped) -> _Done:
+        plan = self._planned(name, part)
+        if plan is None:
+            return _Done()
+        what = f"icestream: rewrite {len(plan.inputs)} files of {name}"
+        staged = Rewritten.from_json(self._job.run(plan.task, what, stopped))
+        failpoint("rewrite-staged")
+        offer = NewData(plan, self._lister(name), staged)
+        attempts = self._desk.land(offer, stopped)
+        return _Done(
+            files_before=len(plan.inputs),
+            files_after=len(staged.files),
+            bytes_before=sum(file.size for file in plan.inputs),
+            bytes_after=sum(file.bytes for file in staged.files),
+            attempts=attempts,
+        )
+
+    def _planned(self, name: str, part: Sequence[File]) -> Plan | None:
+        """What there is to do, of what is still live; None: nothing any more."""
+        view = self._tables.load(name)
+        document = view.base.document
+        listed = self._lister(name).everything(document)
+        inputs = tuple(listed.data[file.path] for file in part if file.path in listed.data)
+        if not inputs:
+            return None
+        plan = Plan(
+            name=name,
+            view=view,
+            listed=listed,
+            inputs=inputs,
+            place=place_in(document, inputs[0]),
+            target=self._target(document, inputs[0].spec_id),
+            origin=uuid.uuid4().hex,
+            shelf=self._shelf(name, document),
+        )
+        # One file by itself, with nothing deleted in it, would come out as it is.
+        return plan if len(inputs) > 1 or plan.task.deletes else None
+
+    def _parts(self, files: Sequence[File]) -> Iterator[list[File]]:
+        """Files that are rewritten in one commit: a task of seconds, and entries in memory."""
+        most = max(_MOST_BYTES, 2 * (self._target_bytes or 0))
+        held: list[File] = []
+        for file in files:
+            records, size = sum(each.records for each in held), sum(each.size for each in held)
+            if held and (records + file.records > _MOST_RECORDS or size + file.size > most):
+                yield held
+                held = []
+            held.append(file)
+        if held:
+            yield held
+
+    def _target(self, document: Mapping[str, Any], spec_id: int) -> StageTarget:
+        """As for any batch, but under the partition spec of the inputs."""
+        target = stage_target(document, _PREFIX)
+        spec = next(each for each in document["partition-specs"] if each["spec-id"] == spec_id)
+        size = self._target_bytes or int(target.properties.get(_TARGET, TARGET_BYTES))
+        properties = {**target.properties, _TARGET: str(size)}
+        return replace(target, spec_json=json.dumps(spec), properties=properties)
+
+    def _shelf(self, name: str, document: Mapping[str, Any]) -> Shelf | None:
+        shelf = self._mirrors.shelf(name) if self._mirrors else None
+        ids = {field["id"] for field in current_schema(document)["fields"]}
+        return shelf if shelf and ids.issuperset(shelf.keys) else None
+
+    # -- position deletes ----------------------------------------------------------------------
+
+    def _position_deletes(
+        self, action: Action, stopped: Stopped, progress: Progress
+    ) -> tuple[_Done, Ending, str]:
+        wanted = [path for group in action.groups for path in group.files]
+        try:
+            listed = self._listed(action.table)
+        except GiveWay as reason:
+            return _Done(), Ending.GAVE_WAY, str(reason)
+        due = [share for share in shares(listed, wanted) if worth_it(share)]
+        return _each(
+            due,
+            lambda share: self._share(action.table, share, stopped),
+            lambda at: progress(at, len(due)),
+        )
+
+    def _share(self, name: str, share: Share, stopped: Stopped) -> _Done:
+        if stopped():
+            raise Cancelled
+        view = self._tables.load(name)
+        document = view.base.document
+        place, target = place_in(document, share.deletes[0]), stage_target(document, _PREFIX)
+        files = merge(share, place, target, uuid.uuid4().hex)
+        failpoint("rewrite-staged")
+        attempts = self._desk.land(NewDeletes(name, view, share, place, files), stopped)
+        return _Done(
+            files_before=len(share.deletes),
+            files_after=len(files),
+            bytes_before=sum(file.size for file in share.deletes),
+            bytes_after=sum(file.bytes for file in files),
+            attempts=attempts,
+        )
+
+    # -- for both ------------------------------------------------------------------------------
+
+    def _listed(self, name: str) -> Listed:
+        return self._lister(name).everything(self._tables.load(name).base.document)
+
+    def _lister(self, name: str) -> Files:
+        if name not in self._files:
+            self._files[name] = Files(self._open_catalog().load_table(name).io)
+        return self._files[name]
+
+
+def _each(
+    parts: Sequence[Any], do: Callable[[Any], _Done], told: Callable[[int], None]
+) -> tuple[_Done, Ending, str]:
+    """One part after the other; one that gives way stops none of the others."""
+    done, reasons = _Done(), []
+    for at, part in enumerate(parts):
+        told(at)
+        try:
+            done += do(part)
+        except GiveWay as reason:
+            reasons.append(str(reason))
+        except (Cancelled, NoTurn):
+            return done, Ending.CANCELLED, "; ".join(reasons)
+        except IcestreamError as failure:
+            return done, Ending.FAILED, "; ".join([*reasons, str(failure)])
+    told(len(parts))
+    why = "; ".join(dict.fromkeys(reasons))
+    if done.attempts:
+        return done, Ending.DONE, f"{len(reasons)} of {len(parts)} gave way: {why}" if why else ""
+    return done, Ending.GAVE_WAY if reasons else Ending.NOTHING, why

@@ -1,0 +1,217 @@
+"""Staging: the live rows of some data files written anew, in one task, in bounded memory.
+
+read ▸ drop what is deleted ▸ the table's columns ▸ new data files, and entries for the key index.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+
+from icestream.arrow import FIELD_ID, arrow_schema
+from icestream.errors import IcestreamError, StorageFailed
+from icestream.index.entries import Entries, concat, rows
+from icestream.index.keys import key_hashes
+from icestream.index.live import SEQUENCE, positions_in
+from icestream.index.moving import Shelf, stage
+from icestream.maintain.rewrite.fit import fitted
+from icestream.maintain.rewrite.moves import Positions
+from icestream.storage import filesystem
+from icestream.task import reported
+from icestream.upsert.apply import packed, unpacked
+from icestream.upsert.deletes import Place
+from icestream.upsert.places import kinds_of
+from icestream.write.arrow import stored
+from icestream.write.discard import discard
+from icestream.write.metrics import leaves
+from icestream.write.parquet import DataFiles
+from icestream.write.partition import Partition
+from icestream.write.sort import Order
+from icestream.write.target import StagedFile, StageTarget
+from icestream.write.values import folder
+
+_MEMORY = 64 << 20  # of rows on their way into a file
+_BATCH_BYTES, _BATCH_ROWS = 16 << 20, 1 << 16
+_AT_ONCE = 8  # delete files
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A file, and the sequence number that says which deletes are about it."""
+
+    path: str
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What a task wrote, and what it left out."""
+
+    files: tuple[StagedFile, ...] = ()
+    rows: Mapping[str, int] = field(default_factory=dict)  # of each input, the dead ones too
+    dead: Mapping[str, str] = field(default_factory=dict)  # packed
+    runs: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """For the way to the driver."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Rewritten":
+        """On the driver."""
+        raw = json.loads(text)
+        files = tuple(StagedFile(**each) for each in raw.pop("files"))
+        return Rewritten(files=files, runs=tuple(raw.pop("runs")), **raw)
+
+    def deleted(self, path: str) -> Positions:
+        """What was dead in an input when it was read."""
+        if path in self.dead:
+            return unpacked(self.dead[path])
+        return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class RewriteTask:
+    """Picklable; called once, where `job.py` says, with batches that do not matter."""
+
+    target: StageTarget
+    place: Place  # of the inputs, and so of the outputs
+    inputs: tuple[Numbered, ...]  # in the order in which their rows are to be
+    deletes: tuple[Numbered, ...]  # position-delete files that may be about them
+    origin: str  # names what is staged
+    shelf: Shelf | None = None  # None: no index is in use
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the files and say what they are, or what is wrong."""
+        for _ in batches:
+            pass
+        try:
+            told = ("rewritten", self._rewrite().to_json())
+        except IcestreamError as failure:
+            told = ("", json.dumps(failure.facts()))
+        except OSError as failure:
+            refused = StorageFailed(f"data files cannot be rewritten: {failure}")
+            told = ("", json.dumps(refused.facts()))
+        yield reported([told])
+
+    def _rewrite(self) -> Rewritten:
+        dead = deleted(self.inputs, self.deletes)
+        schema = stored(Schema.model_validate_json(self.target.schema_json))
+        order = Order.parse(self.target.sort_order_json)
+        plan = leaves(schema, order, self.target.properties)
+        out = DataFiles(self.target, self.origin, schema, self.place.spec_id, plan, _MEMORY)
+        out.begin(self._partition(schema), 0)  # in no order: that of the inputs, end to end
+        arrow = arrow_schema(schema)
+        entries: list[Entries] = []
+        counts: dict[str, int] = {}
+        try:
+            for each in self.inputs:
+                counts[each.path] = 0
+                gone = dead.get(each.path)
+                for batch, count in _live(each.path, gone):
+                    counts[each.path] += count
+                    if batch.num_rows:
+                        fit = fitted(batch, arrow)
+                        out.write(fit)
+                        if self.shelf:
+                            entries.append(_entries(fit, self.shelf))
+            out.end()
+        except BaseException:
+            out.abort()
+            discard(out.staged)
+            raise
+        runs = self._staged(entries, out.staged)
+        kept = {path: there[there < counts[path]] for path, there in dead.items()}
+        return Rewritten(
+            files=tuple(out.staged),
+            rows=counts,
+            dead={path: packed(there) for path, there in kept.items() if len(there)},
+            runs=tuple(runs),
+        )
+
+    def _partition(self, schema: Schema) -> Partition:
+        """Where the files go: the folder of the same partition."""
+        spec = PartitionSpec.model_validate_json(self.target.spec_json)
+        values = list(self.place.partition)
+        told = zip(spec.fields, kinds_of(spec, schema), values, strict=True)
+        names = (folder(each.name, each.transform, kind, value) for each, kind, value in told)
+        return Partition(values, "/".join(names))
+
+    def _staged(self, entries: list[Entries], files: Sequence[StagedFile]) -> list[str]:
+        """Entries in the order of rows; where these are is known when the files are."""
+        if self.shelf is None or not entries:
+            return []
+        every = concat(entries)
+        entries.clear()  # they are large
+        counts = [file.records for file in files]
+        numbers = np.repeat(np.arange(len(files), dtype=np.uint32), counts)
+        firsts = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+        places = (np.arange(len(every)) - firsts).astype(np.uint32)
+        told = replace(every, file=numbers, position=places)
+        return stage(self.shelf, self.origin, told, [file.path for file in files])
+
+
+def deleted(inputs: Sequence[Numbered], deletes: Sequence[Numbered]) -> dict[str, Positions]:
+    """Positions that are deleted in these data files, sorted."""
+    since = {each.path: each.sequence for each in inputs}
+    found: dict[str, list[Positions]] = {}
+
+    def read(file: Numbered) -> list[tuple[str, Positions]]:
+        # A delete is about files that were there before it, or came with it.
+        return [
+            (path, positions)
+            for path, positions in read_positions(file.path)
+            if path in since and since[path] <= file.sequence
+        ]
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of it is waiting for storage
+        for some in pool.map(read, deletes):
+            for path, positions in some:
+                found.setdefault(path, []).append(positions)
+    return {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
+
+
+def read_positions(path: str) -> Iterator[tuple[str, Positions]]:
+    """Give what a position-delete file deletes, data file by data file."""
+    system, name = filesystem(path)
+    with system.open_input_file(name) as stream:
+        yield from positions_in(stream)
+
+
+def _live(path: str, gone: Positions | None) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Give the live rows of a data file, batch by batch, and how many there were with the dead."""
+    system, name = filesystem(path)
+    with system.open_input_file(name) as stream:
+        file = pq.ParquetFile(stream)
+        wide = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
+        width = max(1, wide // max(1, file.metadata.num_rows))
+        at = 0
+        step = max(1024, min(_BATCH_ROWS, _BATCH_BYTES // width))
+        for batch in file.iter_batches(step, use_threads=False):  # a slot is one core
+            count = batch.num_rows
+            if gone is not None and count:
+                first, last = np.searchsorted(gone, [at, at + count])
+                if last > first:
+                    left = np.ones(count, dtype=bool)
+                    left[gone[first:last] - at] = False
+                    batch = batch.filter(pa.array(left))
+            at += count
+            yield batch, count
+
+
+def _entries(batch: pa.RecordBatch, shelf: Shelf) -> Entries:
+    """What the index knows about these rows, but for where they are."""
+    by_id = {}
+    for number, each in enumerate(batch.schema):
+        with suppress(KeyError, TypeError):
+            by_id[int(each.metadata[FIELD_ID])] = number
+    keys = [batch.column(by_id[key]) for key in shelf.keys]
+    sequence = batch.column(SEQUENCE) if SEQUENCE in batch.schema.names else None
+    return rows(key_hashes(keys), 0, np.zeros(batch.num_rows, dtype=np.int64), sequence)

@@ -1,0 +1,84 @@
+"""Survey: the health of a pipeline's tables and what maintenance would do now; no JVM."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
+
+from icestream.catalogs import catalog_for
+from icestream.config.model import Pipeline as Config
+from icestream.config.options.maintenance import Maintenance
+from icestream.inventory import answering, routed_tables
+from icestream.maintain.action import Action
+from icestream.maintain.health import Health, TableHealth
+from icestream.maintain.policy import Past, plan
+from icestream.write.design import quarantine_name
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found, and what is to be done."""
+
+    pipeline: str
+    tables: tuple[TableHealth, ...]
+    missing: tuple[str, ...]  # tables that do not exist yet
+    broken: dict[str, str]  # tables that cannot be read, and why
+    actions: tuple[Action, ...]
+    switched_off: bool  # by `maintenance: false`
+
+    def facts(self) -> dict[str, Any]:
+        """What machines are told; keys are stable."""
+        return {
+            "pipeline": self.pipeline,
+            "maintenance": not self.switched_off,
+            "tables": [
+                each.facts()
+                | {"due": [_told(one) for one in self.actions if one.table == each.table]}
+                for each in self.tables
+            ],
+            "missing": list(self.missing),
+            "broken": self.broken,
+        }
+
+
+def survey(config: Config, past: Sequence[Past] = (), now: float | None = None) -> Survey:
+    """Look at every table of a pipeline, quarantines included."""
+    now = time.time() if now is None else now
+    options = config.maintenance
+    health = Health(options or Maintenance())
+    found, missing, broken = [], [], {}
+    with answering(config.catalog.name):
+        catalog = catalog_for(config.catalog).open()
+        for name in table_names(config, catalog):
+            try:
+                found.append(health.look(name, catalog.load_table(name), now))
+            except (NoSuchTableError, NoSuchNamespaceError):
+                missing.append(name)
+            except (FileNotFoundError, ValueError, ValidationError) as failure:
+                told = str(failure).strip() or type(failure).__name__
+                broken[name] = told.splitlines()[0][:200]
+    actions = tuple(plan(found, options, past, now))
+    return Survey(config.name, tuple(found), tuple(missing), broken, actions, options is False)
+
+
+def table_names(config: Config, catalog: Catalog) -> list[str]:
+    """The pipeline's tables, and their quarantines where there are any."""
+    found = []
+    for name, _ in routed_tables(config, catalog):
+        found.append(name)
+        if catalog.table_exists(quarantine_name(name)):
+            found.append(quarantine_name(name))
+    return found
+
+
+def _told(action: Action) -> dict[str, Any]:
+    return {
+        "action": action.kind.value,
+        "reason": action.reason,
+        "groups": len(action.groups),
+        "files": sum(len(each.files) for each in action.groups),
+        "bytes": sum(each.bytes for each in action.groups),
+    }

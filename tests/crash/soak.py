@@ -1,0 +1,186 @@
+"""A long run with a commit every second: do files, metadata or the time of a query grow?
+
+    make soak MINUTES=15
+
+First a while without maintenance, for the freshness to compare with; then, from the same tables,
+with it. Figures go to build/soak.json; the exit code is 1 if one of them is over its bound.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from pyiceberg.catalog import Catalog  # noqa: E402
+from pyiceberg.table import Table  # noqa: E402
+
+from crash import people  # noqa: E402
+from crash.world import Driver, World  # noqa: E402
+from icestream.catalogs import catalog_for  # noqa: E402
+from icestream.verify import verify  # noqa: E402
+
+PER_SECOND, KEYS = 3_000, 100_000
+SAMPLE_SECONDS = 10
+WARM_SECONDS = 30  # at the start of each part, which is not measured
+TABLES = ("db.orders", "db.clicks", people.TABLE)
+MAINTENANCE = """
+  every: 10s
+  rewrite_data_files: {min-input-files: "8"}
+  expire_snapshots: {older_than: 30s, retain_last: 5, max_snapshots: 100}
+"""
+MOST_SCAN, MOST_FRESHNESS, MOST_GROWTH = 1.3, 1.5, 1.2
+
+
+def soak(folder: Path, minutes: float) -> dict[str, Any]:
+    """Both parts on one world; → figures."""
+    with World(folder, "local", PER_SECOND, KEYS).alive() as world:
+        say("without maintenance")
+        before, _ = part(world, 60 * max(1.0, minutes / 5))
+        world.configure(MAINTENANCE)
+        say("with maintenance")
+        after, samples = part(world, 60 * minutes)
+        world.feeder.stop()
+        last = world.start_once()
+        opened = catalog_for(world.config.catalog).open()
+        result = verify(world.config, source=True, all_snapshots=True)
+        odd = list(people.differences(world.feeder.people, opened.load_table(people.TABLE)))
+        reached = people.reached(opened.load_table(people.TABLE))
+        return {
+            "minutes": minutes,
+            "events": world.feeder.sent,
+            "changes": sum(world.feeder.people.end().values()),
+            "freshness_p95_s": round(p95(after), 2),
+            "freshness_p95_without_s": round(p95(before), 2),
+            "freshness_ratio": round(p95(after) / p95(before), 2),
+            "failed_batches": sum(broken(each) for each in world.drivers),
+            "last_exit": last,
+            "tables": {name: told(samples, name) for name in TABLES},
+            "scan_ratio": {name: scan_ratio(opened, name) for name in TABLES},
+            "violations": [str(each) for each in result.violations] + odd,
+            "complete": reached == world.feeder.people.end(),
+        }
+
+
+def part(world: World, seconds: float) -> tuple[list[float], list[dict[str, Any]]]:
+    """Run for a while; → seconds from a record's birth until it could be read, and samples."""
+    driver = world.start()
+    driver.wait_for_commits()
+    driver.wait(lambda _: False, WARM_SECONDS)
+    skipped = len(list(latencies(driver)))
+    samples = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and driver.ended is None:
+        driver.wait(lambda _: False, min(SAMPLE_SECONDS, end - time.monotonic()))
+        opened = catalog_for(world.config.catalog).open()
+        samples.append({name: sampled(opened.load_table(name)) for name in TABLES})
+    code = driver.stop()
+    if code:
+        raise RuntimeError(f"the pipeline ended with {code}: {driver.last_words()}")
+    return list(latencies(driver))[skipped:], samples
+
+
+def latencies(driver: Driver) -> Iterator[float]:
+    """Of each commit: the age of its oldest record."""
+    for line in driver.lines():
+        if line.get("event") == "table_committed" and line.get("latency_seconds") is not None:
+            yield line["latency_seconds"]
+
+
+def broken(driver: Driver) -> int:
+    """Batches that failed."""
+    return sum(line.get("event") in ("run_restarting", "run_failed") for line in driver.lines())
+
+
+def sampled(table: Table) -> dict[str, int]:
+    """What must not grow."""
+    snapshot = table.current_snapshot()
+    summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
+    return {
+        "data_files": int(summary.get("total-data-files", 0)),
+        "delete_files": int(summary.get("total-delete-files", 0)),
+        "snapshots": len(table.metadata.snapshots),
+        "metadata_bytes": Path(table.metadata_location.removeprefix("file:")).stat().st_size,
+    }
+
+
+def told(samples: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Medians of the three thirds, and the last by the second: growth that does not end."""
+    third = max(1, len(samples) // 3)
+    parts = [samples[:third], samples[third : 2 * third], samples[2 * third :]]
+    found: dict[str, Any] = {}
+    for what in ("data_files", "delete_files", "snapshots", "metadata_bytes"):
+        medians = [statistics.median(each[name][what] for each in part) for part in parts]
+        found[what] = medians
+        found[f"{what}_growth"] = round(medians[2] / max(medians[1], 1), 2)
+    return found
+
+
+def scan_ratio(opened: Catalog, name: str) -> float:
+    """CPU of a full scan, by that of the same rows written in one go."""
+    table = opened.load_table(name)
+    rows = table.scan().to_arrow()
+    copy = opened.create_table(f"{name}_copy", schema=rows.schema)
+    copy.append(rows)
+    pairs = [(cpu_of_scan(table), cpu_of_scan(copy)) for _ in range(5)]
+    return round(statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs), 2)
+
+
+def cpu_of_scan(table: Table) -> float:
+    began = time.process_time()
+    table.scan().to_arrow()
+    return time.process_time() - began
+
+
+def p95(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.95 * (len(values) - 1))]
+
+
+def over(facts: dict[str, Any]) -> list[str]:
+    """Which figures are over their bounds."""
+    found = [*facts["violations"]]
+    if facts["failed_batches"] or facts["last_exit"] or not facts["complete"]:
+        found.append("a batch failed, or not everything arrived")
+    if facts["freshness_ratio"] > MOST_FRESHNESS:
+        found.append(f"freshness {facts['freshness_ratio']}, at most {MOST_FRESHNESS}")
+    for name, ratio in facts["scan_ratio"].items():
+        if ratio > MOST_SCAN:
+            found.append(f"{name}: a scan takes {ratio} of a clean copy's, at most {MOST_SCAN}")
+    for name, table in facts["tables"].items():
+        for what in ("data_files", "metadata_bytes"):
+            if (growth := table[f"{what}_growth"]) > MOST_GROWTH:
+                found.append(f"{name}: {what} grow by {growth}, at most {MOST_GROWTH}")
+    return found
+
+
+def say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=15)
+    options = parser.parse_args()
+    (ROOT / "build").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="soak-", dir=ROOT / "build"))
+    facts = soak(folder, options.minutes)
+    facts["over"] = over(facts)
+    (ROOT / "build" / "soak.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print(json.dumps(facts, indent=1))
+    if facts["over"]:
+        say(f"kept {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Maintenance beside a stream, without Spark: the thread's life, failures, rests, options."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from icestream.config.model import Pipeline as Config
+from icestream.config.options.maintenance import Maintenance as Options
+from icestream.maintain import beside
+from icestream.maintain.action import Action, Ending, Group, Kind, Result
+from icestream.maintain.beside import Maintenance, Overtaken, Rests
+from icestream.maintain.procedures import _commits, rewrite_options
+from icestream.observe.events import Bus, MaintenanceFailed
+
+ACTION = Action("shop.a", Kind.EXPIRE_SNAPSHOTS, "many")
+CONFIG = Config.model_validate(
+    {"name": "p", "source": {"type": "generator"}, "tables": [{"name": "shop.a"}]}
+)
+
+
+class Crew:
+    """Stands in for the real one: what its looks do is told beforehand."""
+
+    def __init__(self, looks):
+        self.looks = looks
+        self.worked = []
+        self.closed = False
+        self.called_off = False
+        self.idle = threading.Event()  # all that was told is done
+
+    def look(self):
+        if not self.looks:
+            self.idle.set()
+            return []
+        found = self.looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def work(self, actions):
+        self.worked += actions
+
+    def call_off(self):
+        self.called_off = True
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """A thread that looks without end, with such a crew; → both, and what was told."""
+    made = []
+
+    def begin(*looks):
+        crew, seen, bus = Crew(list(looks)), [], Bus()
+        bus.join(seen.append)
+        monkeypatch.setattr(beside, "Crew", lambda *_: crew)
+        options = Options(every=timedelta(milliseconds=1))
+        made.append(Maintenance(CONFIG, options, None, bus, "run", None))
+        made[-1].start()
+        return made[-1], crew, seen
+
+    yield begin
+    for each in made:
+        each.stop()
+        assert not each._thread.is_alive()
+
+
+def test_it_looks_and_works_until_it_is_stopped(begun):
+    maintenance, crew, seen = begun([ACTION], [], [ACTION, ACTION])
+    assert crew.idle.wait(10)
+    maintenance.stop()
+    assert crew.worked == [ACTION] * 3
+    assert crew.closed
+    assert crew.called_off
+    assert seen == []
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_tried(begun):
+    maintenance, crew, seen = begun(OSError("the catalog\nis away"), [ACTION])
+    assert crew.idle.wait(10)
+    maintenance.stop()
+    assert seen == [MaintenanceFailed("p", "OSError: the catalog")]
+    assert crew.worked == [ACTION]
+
+
+def test_another_run_ends_it(begun):
+    maintenance, crew, _ = begun([ACTION], Overtaken("shop.a"), [ACTION])
+    maintenance._thread.join(10)
+    assert not maintenance._thread.is_alive()
+    assert crew.worked == [ACTION]
+    assert crew.closed
+
+
+def test_one_that_never_began_is_stopped_at_once():
+    maintenance = Maintenance(CONFIG, Options(), None, Bus(), "run", None)
+    maintenance.stop()
+    with maintenance.turns.batch():
+        pass
+
+
+def test_failures_rest_longer_each_time_and_giving_way_is_none():
+    rests = Rests(every=10)
+    other = Action("shop.b", ACTION.kind, "many")
+    rests.note(Result(ACTION, Ending.FAILED), now=100)
+    assert rests.rests(ACTION, 119)
+    assert not rests.rests(ACTION, 120)
+    assert not rests.rests(other, 100)
+    rests.note(Result(ACTION, Ending.FAILED), now=120)
+    assert rests.rests(ACTION, 159)
+    for ending in (Ending.GAVE_WAY, Ending.DONE, Ending.NOTHING):
+        rests = Rests(every=10)
+        rests.note(Result(ACTION, Ending.FAILED), now=100)
+        rests.note(Result(ACTION, ending), now=130)
+        assert not rests.rests(ACTION, 130)
+        rests.note(Result(ACTION, Ending.FAILED), now=200)
+        assert not rests.rests(ACTION, 220)
+    for at in range(50):
+        rests.note(Result(ACTION, Ending.FAILED), now=at)
+    assert not rests.rests(ACTION, 49 + 3600)
+
+
+def group(size, files=3, values=(), largest=0):
+    return Group("", 0, tuple(f"f{n}" for n in range(files)), size, 10, values, largest)
+
+
+def test_options_pass_through_and_keep_to_one_task():
+    chosen = rewrite_options({}, {}, group(1))
+    assert chosen["target-file-size-bytes"] == str(256 << 20)
+    assert chosen["max-file-group-size-bytes"] == chosen["target-file-size-bytes"]
+    assert chosen["max-concurrent-file-group-rewrites"] == "1"
+    own = {"target-file-size-bytes": "1000", "min-input-files": "9", "delete-file-threshold": "3"}
+    chosen = rewrite_options(own, {"write.target-file-size-bytes": "5"}, group(1))
+    assert chosen["target-file-size-bytes"] == chosen["max-file-group-size-bytes"] == "1000"
+    assert chosen["delete-file-threshold"] == "3"
+    chosen = rewrite_options({}, {"write.target-file-size-bytes": "500"}, group(1))
+    assert chosen["target-file-size-bytes"] == "500"
+
+
+def test_iceberg_takes_the_files_that_the_policy_chose():
+    chosen = rewrite_options({"min-file-size-bytes": "900"}, {}, group(1, files=7, largest=100))
+    assert chosen["min-file-size-bytes"] == "101"  # larger ones beside them stay
+    assert chosen["max-files-to-rewrite"] == "7"
+    assert chosen["min-input-files"] == "2"  # the policy has counted
+    assert int(chosen["max-file-size-bytes"]) > 1 << 50  # and no large file is cut
+    assert "min-file-size-bytes" not in rewrite_options({}, {}, group(1))  # only deleted rows
+
+
+def test_groups_are_committed_a_few_at_a_time():
+    large = [group(700 << 20, values=(n,)) for n in range(3)]
+    assert [len(each) for each in _commits(large)] == [1, 1, 1]
+    small = [group(1, values=(n,)) for n in range(70)]
+    assert [len(each) for each in _commits(small)] == [32, 32, 6]
+    # Iceberg is told of partitions, not of files: those of one must be in before the next.
+    assert [len(each) for each in _commits([group(1), group(1), group(1)])] == [1, 1, 1]
+    assert list(_commits([])) == []

@@ -1,0 +1,240 @@
+"""The commit of a rewrite: which attempts may still be in the table, and what may be removed."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from pyiceberg.manifest import DataFileContent, FileFormat
+
+from icestream.commit.committer import REWRITE_ID, Outdated, Replace
+from icestream.commit.protocol import Ancestor, CommitFailed, TableView
+from icestream.errors import Unreachable
+from icestream.index.moving import Move
+from icestream.maintain.rewrite import landing
+from icestream.maintain.rewrite.files import GiveWay, _file
+from icestream.maintain.rewrite.job import Cancelled
+from icestream.maintain.rewrite.landing import ATTEMPTS, Desk, Try
+from icestream.maintain.turns import NoTurn
+from icestream.write.target import StagedFile
+
+
+class Table:
+    """A table's history in memory; `fates` say what becomes of each attempt."""
+
+    def __init__(self, *fates):
+        self.history = [(1, None)]  # snapshot, rewrite
+        self.kept_from = 0  # history before that is expired
+        self.fates = list(fates)
+        self.offers = []
+        self.under_way = None
+
+    def load(self, name):
+        kept = self.history[self.kept_from :]
+        lineage = [
+            Ancestor(number, number - 1 if number > 1 else None, number, None)
+            for number, _ in reversed(kept)
+        ]
+        snapshots = [
+            {"snapshot-id": number, "summary": {REWRITE_ID: one} if one else {}}
+            for number, one in kept
+        ]
+        base = SimpleNamespace(document={"snapshots": snapshots})
+        return TableView("uuid", None, tuple(lineage), lineage[0].sequence_number, 0, base)
+
+    def move_on(self, rewrite=None):
+        self.history.append((self.history[-1][0] + 1, rewrite))
+
+    def replace(self, name, base, work):
+        self.offers.append(work.rewrite_id)
+        fate = self.fates.pop(0) if self.fates else "landed"
+        if fate == "landed":
+            self.move_on(work.rewrite_id)
+        elif fate == "lost answer":
+            self.move_on(work.rewrite_id)
+            self.move_on()
+            raise CommitFailed("no answer")
+        elif fate == "too late":
+            self.move_on()
+            raise CommitFailed("the base has moved")
+        elif fate == "outdated":
+            raise Outdated("Missing required files to delete")
+        else:  # nobody knows: it may land until somebody else does
+            raise CommitFailed("timeout")
+
+
+class Offer:
+    name = "db.t"
+
+    def __init__(self, table, folder):
+        self.planned = table.load("db.t")
+        self.folder = folder
+        self.tries = []
+        self.near = True
+        self.ended = None
+
+    def catch_up(self, view): ...
+
+    def is_near(self, view):
+        return self.near
+
+    def fit(self, view):
+        number = len(self.tries)
+        path = self.folder / f"deletes-{number}"
+        path.write_text("x")
+        file = StagedFile(str(path), 1, 1, "{}")
+        made = Try(Replace(f"r{number}"), Move(f"r{number}", "o"), [file])
+        self.tries.append(made)
+        return made
+
+    def let_go(self, landed, hopeless):
+        assert self.ended is None
+        self.ended = (landed.replace.rewrite_id if landed else None, hopeless)
+
+
+class Mirrors:
+    """The moves that the index has been told of."""
+
+    def __init__(self):
+        self.moves = set()
+
+    def moving(self, table, move):
+        self.moves.add(move.rewrite_id)
+
+    def staying(self, table, rewrite_id):
+        self.moves.discard(rewrite_id)
+
+
+@pytest.fixture
+def land(monkeypatch, tmp_path):
+    monkeypatch.setattr(landing, "_pause", lambda attempt: None)
+
+    def landed(table, stopped=lambda: False, turns=None):
+        offer, mirrors = Offer(table, tmp_path), Mirrors()
+        landed.offer, landed.mirrors = offer, mirrors
+        return Desk(table, mirrors, turns).land(offer, stopped)
+
+    return landed
+
+
+def left(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_at_once(land, tmp_path):
+    assert land(Table()) == 1
+    assert land.offer.ended == ("r0", False)
+    assert land.mirrors.moves == {"r0"}
+    assert left(tmp_path) == ["deletes-0"]
+
+
+def test_from_the_new_base_after_a_lost_race(land, tmp_path):
+    assert land(Table("too late", "too late")) == 3
+    assert land.offer.ended == ("r2", False)
+    assert land.mirrors.moves == {"r2"}
+    assert left(tmp_path) == ["deletes-2"], "what was refused for good is removed"
+
+
+def test_an_answer_that_was_lost(land, tmp_path):
+    table = Table("lost answer")
+    assert land(table) == 1
+    assert table.offers == ["r0"]
+    assert land.offer.ended == ("r0", False)
+    assert left(tmp_path) == ["deletes-0"]
+
+
+def test_what_may_still_land_is_kept(land, tmp_path):
+    table = Table(*["silence"] * ATTEMPTS)
+    with pytest.raises(GiveWay, match="timeout"):
+        land(table)
+    assert land.offer.ended == (None, False)
+    assert len(left(tmp_path)) == ATTEMPTS
+    assert len(land.mirrors.moves) == ATTEMPTS, "the index will know whichever it is"
+
+
+def test_silence_and_then_history_moves_on(land, tmp_path):
+    assert land(Table("silence", "too late")) == 3
+    assert left(tmp_path) == ["deletes-2"]
+    assert land.mirrors.moves == {"r2"}
+
+
+def test_inputs_are_gone(land, tmp_path):
+    with pytest.raises(GiveWay, match="somebody else replaced its files: Missing"):
+        land(Table("too late", "outdated"))
+    assert land.offer.ended == (None, True)
+    assert (left(tmp_path), land.mirrors.moves) == ([], set())
+
+
+def test_inputs_are_gone_after_silence(land, tmp_path):
+    with pytest.raises(GiveWay):
+        land(Table("silence", "outdated"))
+    assert land.offer.ended == (None, False)  # perhaps it was our own attempt that took them
+    assert left(tmp_path) == ["deletes-0"]
+
+
+def test_too_much_keeps_coming(land):
+    table = Table()
+    offer = Offer(table, None)
+    offer.near = False
+    with pytest.raises(GiveWay, match="much had come"):
+        Desk(table, None, None).land(offer, lambda: False)
+    assert (offer.ended, table.offers) == ((None, True), [])
+
+
+def test_a_stop(land):
+    with pytest.raises(Cancelled):
+        land(Table(), stopped=lambda: True)
+    assert land.offer.ended == (None, True)
+
+    class Closed:
+        @contextmanager
+        def turn(self, table):
+            raise NoTurn
+            yield
+
+    with pytest.raises(NoTurn):
+        land(Table(), turns=Closed())
+    assert land.offer.ended == (None, True)
+
+
+def test_expired_history_is_followed_and_a_rollback_is_not(land):
+    table = Table()
+    for _ in range(3):
+        table.move_on()
+    offer = Offer(table, None)
+    table.move_on()
+    table.move_on()
+    table.kept_from = 5
+    assert landing._descendant(table.load(""), offer.planned)
+    table.history[5:] = []
+    table.kept_from = 1
+    assert landing._descendant(table.load(""), offer.planned)
+    table.history[3:] = [(9, None)]  # snapshot 4 is no longer on the way
+    with pytest.raises(GiveWay, match="moved back"):
+        landing._descendant(table.load(""), offer.planned)
+
+
+def test_a_catalog_that_does_not_answer_for_a_while(land, tmp_path):
+    table = Table("lost answer")
+    load, silent = table.load, iter([True, True, False])
+
+    def sometimes(name):
+        if table.offers and next(silent):
+            raise Unreachable("no answer")
+        return load(name)
+
+    table.load = sometimes
+    assert land(table) == 1
+    assert land.offer.ended == ("r0", False)
+
+
+def entry(content, kind=FileFormat.PARQUET):
+    return SimpleNamespace(
+        data_file=SimpleNamespace(content=content, file_format=kind, file_path="f")
+    )
+
+
+def test_what_other_programs_write_is_left_alone():
+    with pytest.raises(GiveWay, match="equality deletes"):
+        _file(entry(DataFileContent.EQUALITY_DELETES))
+    with pytest.raises(GiveWay, match="not a Parquet file"):
+        _file(entry(DataFileContent.DATA, FileFormat.ORC))

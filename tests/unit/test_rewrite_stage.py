@@ -1,0 +1,207 @@
+"""Staging of a rewrite on plain files: in this process, and in one of its own."""
+
+import os
+import sys
+import time
+import uuid
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg import types as t
+from pyiceberg.schema import Schema
+
+from icestream.arrow import arrow_schema
+from icestream.errors import GaveUp, InternalError, SchemaRefused, StorageFailed
+from icestream.index.moving import Shelf
+from icestream.index.run import open_run, read_origin
+from icestream.maintain.rewrite.job import Cancelled, ProcessJob
+from icestream.maintain.rewrite.moves import Moves, Output, Source
+from icestream.maintain.rewrite.stage import Numbered, RewriteTask, Rewritten
+from icestream.upsert.deletes import Place, write_deletes
+from icestream.write.stage import Stager, StageTarget
+
+ROWS = 50
+HERE = Place(0, ())
+
+
+def schema(*more):
+    fields = [
+        (1, "id", t.LongType()),
+        (2, "text", t.StringType()),
+        (3, "_src_sequence", t.BinaryType()),
+    ]
+    return Schema(*(t.NestedField(*each, required=False) for each in (*fields, *more)))
+
+
+def target(folder, prefix="old", of=None, **properties):
+    return StageTarget(
+        schema_json=(of or schema()).model_dump_json(by_alias=True),
+        spec_json='{"spec-id": 0, "fields": []}',
+        sort_order_json='{"order-id": 0, "fields": []}',
+        data_location=str(folder / "data"),
+        file_prefix=prefix,
+        properties={name.replace("_", "."): value for name, value in properties.items()},
+    )
+
+
+def never():
+    return False
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three data files; ids say which file and position."""
+    found = []
+    for number in range(3):
+        ids = [100 * number + at for at in range(ROWS)]
+        columns = {
+            "id": ids,
+            "text": [f"row {each}" for each in ids],
+            "_src_sequence": [each.to_bytes(8) for each in ids],
+        }
+        stager = Stager(target(tmp_path), uuid.uuid4().hex)
+        stager.write(pa.RecordBatch.from_pydict(columns, arrow_schema(schema())))
+        found += stager.finish()
+    return found
+
+
+@pytest.fixture
+def task(files, tmp_path):
+    """A rewrite of all three, of which the second is wholly dead."""
+    dead = {
+        files[0].path: np.array([0, 7, 49]),
+        files[1].path: np.arange(ROWS),
+        "of another": np.array([3]),
+    }
+    old = write_deletes(dead, lambda _: HERE, target(tmp_path), "d")
+    early = write_deletes({files[2].path: np.array([1])}, lambda _: HERE, target(tmp_path), "e")
+    return RewriteTask(
+        target=target(tmp_path, "new"),
+        place=HERE,
+        inputs=tuple(Numbered(file.path, 2) for file in files),
+        deletes=(*(Numbered(each.path, 2) for each in old), Numbered(early[0].path, 1)),
+        origin="origin",
+        shelf=Shelf(str(tmp_path / "index"), "uuid", 4, (1,)),
+    )
+
+
+def called(task):
+    ((kind, text),) = (tuple(row.values()) for batch in task(iter(())) for row in batch.to_pylist())
+    return kind, text
+
+
+LEFT = [at for at in range(ROWS) if at not in (0, 7, 49)] + [200 + at for at in range(ROWS)]
+
+
+def ids_in(told):
+    return [n for file in told.files for n in pq.read_table(file.path).column("id").to_pylist()]
+
+
+def test_live_rows_in_order(task, files):
+    kind, text = called(task)
+    told = Rewritten.from_json(text)
+    assert kind == "rewritten"
+    assert ids_in(told) == LEFT  # a delete that is older than its data file deletes nothing
+    assert told.rows == {file.path: ROWS for file in files}
+    moves = Moves(
+        [Source(file.path, ROWS, told.deleted(file.path)) for file in files],
+        [Output(file.path, file.records) for file in told.files],
+    )
+    dead = moves.moved({files[0].path: np.array([1, 7]), files[2].path: np.array([5])})
+    assert {LEFT[at] for at in dead[told.files[0].path].tolist()} == {1, 205}
+
+
+def test_entries_for_the_index(task, tmp_path):
+    small = {**task.target.properties, "write.parquet.row-group-size-bytes": "500"}
+    small["write.target-file-size-bytes"] = "1"
+    told = Rewritten.from_json(
+        called(replace(task, target=replace(task.target, properties=small)))[1]
+    )
+    assert len(told.files) > 2
+    found = {}
+    for name in told.runs:
+        origin, _ = read_origin(tmp_path / "index" / name)
+        assert origin.commit_id == "origin"
+        assert origin.paths == tuple(file.path for file in told.files)
+        entries = open_run(tmp_path / "index" / name, range(len(origin.paths))).entries
+        for file, at, hi in zip(entries.file, entries.position, entries.sequence_hi, strict=True):
+            found[int(file), int(at)] = int(hi)
+    rows = [
+        (number, at, key)
+        for number, file in enumerate(told.files)
+        for at, key in enumerate(pq.read_table(file.path).column("id").to_pylist())
+    ]
+    assert found == {(number, at): key for number, at, key in rows}
+
+
+def test_new_columns(task, tmp_path):
+    wider = schema((9, "more", t.IntegerType()))
+    told = Rewritten.from_json(called(replace(task, target=target(tmp_path, "new", wider)))[1])
+    rows = pq.read_table(told.files[0].path)
+    assert rows.column_names == ["id", "text", "_src_sequence", "more"]
+    assert rows.column("more").null_count == len(LEFT)
+
+
+def test_what_cannot_be_read_is_told(task, files, tmp_path):
+    other = Schema(t.NestedField(1, "id", t.DateType(), required=False))
+    kind, text = called(replace(task, target=target(tmp_path, "new", other), shelf=None))
+    assert kind == ""
+    assert SchemaRefused.__name__ in text
+    gone = replace(task, inputs=(*task.inputs, Numbered("/nowhere", 1)))
+    kind, text = called(gone)
+    assert kind == ""
+    assert StorageFailed.__name__ in text
+    assert not list((tmp_path / "data").glob("new-*")), "what was begun is removed"
+
+
+# -- in a process of its own -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sleepy:
+    """A task that takes its time."""
+
+    def __call__(self, batches):
+        time.sleep(60)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A task with a bug, and something to print."""
+
+    def __call__(self, batches):
+        sys.stdout.write("noise")
+        raise ZeroDivisionError("by nought")
+
+
+def test_a_process_of_its_own(task):
+    job = ProcessJob()
+    assert ids_in(Rewritten.from_json(job.run(task, "a test", never))) == LEFT
+    worker = job._worker
+    assert os.getpriority(os.PRIO_PROCESS, worker.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    with pytest.raises(StorageFailed, match="cannot be rewritten"):
+        job.run(replace(task, inputs=(Numbered("/nowhere", 1),)), "a test", never)
+    with pytest.raises(InternalError, match="ZeroDivisionError: by nought"):
+        job.run(Broken(), "a test", never)
+    assert ids_in(Rewritten.from_json(job.run(task, "a test", never))) == LEFT
+    assert job._worker is worker
+    answers = iter([False, True])
+    with pytest.raises(Cancelled):
+        job.run(Sleepy(), "a test", lambda: next(answers))
+    assert worker.returncode == -9
+
+
+def test_a_process_that_dies(task):
+    job = ProcessJob()
+    job.run(task, "a test", never)
+    job._worker.kill()
+    with pytest.raises(GaveUp, match="a test: its process ended with code -9"):
+        job.run(task, "a test", never)
+    job.run(task, "a test", never)  # another one is started
+    worker = job._worker
+    job.rest()
+    assert worker.returncode == 0
+    job.close()
