@@ -29,12 +29,13 @@ from icestream.observe.events import (
     RunRestarting,
     TableCommitted,
 )
+from icestream.sources.shop import make
 from icestream.verify import verify
 from servers import soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-PAGES = "shop.pages"
+PAGES, ORDERS = "shop.pages", "shop.orders"
 STREAM = f"""\
 name: p
 source: {{type: generator, topics: [page_events], rate: 200}}
@@ -105,6 +106,29 @@ def test_an_append_stream_at_its_most_eager(lake):
         assert soon(lambda: len(commits(lake)) >= 2, PATIENCE)
     assert unharmed(lake.events)
     assert exact(lake, landed + sum(each.landed for each in commits(lake)))
+
+
+def test_a_mirror_at_its_most_eager(lake):
+    source = "{type: generator, topics: [order_changes], rate: 300}"
+    table = f"{{name: {ORDERS}, mode: upsert, keys: [order_id]}}"
+    configure(
+        lake,
+        f"name: p\nsource: {source}\ncommit_interval: 1s\ntables: [{table}]\n{EAGER}",
+    )
+
+    def busy():
+        done = finished(lake, "rewrite_data_files"), finished(lake, "expire_snapshots")
+        return len(commits(lake)) >= 10 and min(map(len, done)) >= 2
+
+    with lake.running():
+        assert soon(busy, PATIENCE), lake.events[-5:]
+    assert unharmed(lake.events)
+    changes = make("order_changes", 0, sum(each.landed for each in commits(lake)), 0, 0, None, 0.0)
+    told = [json.loads(text) for text in changes.column("value").to_pylist()]
+    truth = {change["order_id"]: change["status"] for change in told}
+    assert lake.values(ORDERS, "order_id", "status") == sorted(truth.items(), key=repr)
+    result = verify(load(lake.file).pipeline)
+    assert result.clean, result.violations
 
 
 def test_without_maintenance_nothing_runs(lake):
