@@ -136,7 +136,9 @@ class Mirrors:
         dead = merged({p: unpacked(text) for p, text in part.items()} for part in report.dead)
         if not dead:
             return []
-        target = stage_target(view.base.document, f"{self._pipeline}-{work.commit_id}")
+        generation = view.marker.generation if view.marker else 0
+        prefix = f"{self._pipeline}-{generation:05d}-{work.commit_id}"
+        target = stage_target(view.base.document, prefix)
         place_of = self._indexes.place_of(name, view)
         return write_deletes(dead, place_of, target, uuid.uuid4().hex[:12])
 

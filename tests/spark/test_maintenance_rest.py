@@ -31,7 +31,10 @@ tables:
   - {{name: {table}, columns: {{id: bigint}}}}
 """
 RETRY = {"Retry-After": "1"}
-EAGER = {"expire_snapshots": {"older_than": "1ms", "retain_last": 1, "max_snapshots": 1}}
+EAGER = {
+    "expire_snapshots": {"older_than": "1ms", "retain_last": 1, "max_snapshots": 1},
+    "rewrite_data_files": {"rewrite-job-order": "none"},  # only Iceberg's action knows it
+}
 
 
 @dataclass

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from icestream.commit.marker import Marker, Positions, property_name, summary
-from icestream.commit.protocol import Ancestor, CommitFailed, TableView
+from icestream.commit.protocol import Ancestor, CommitFailed, TableView, parent_of
 from icestream.errors import Replaced, Unreachable
 from icestream.failpoints import failpoint
 
@@ -311,7 +311,7 @@ def _lineage(document: Mapping[str, Any], pipeline: str) -> tuple[Ancestor, ...]
         found.append(
             Ancestor(
                 snapshot_id=at,
-                parent_id=snapshot.get("parent-snapshot-id"),
+                parent_id=parent_of(snapshot),
                 sequence_number=snapshot.get("sequence-number", 0),
                 commit_id=notes.get("icestream.commit-id") if own else None,
             )

@@ -56,6 +56,26 @@ class Missing:
         return f"{self.stream}/{self.partition}: {self.start} to {self.stop}"
 
 
+FORGOTTEN = -1  # stands for a parent that nobody knows any more
+
+
+def parent_of(snapshot: Mapping[str, Any]) -> int | None:
+    """The snapshot before one, in Iceberg's JSON; None: it began the table's history.
+
+    PyIceberg's expiry makes a snapshot forget the parent that it removes. A compaction has had one
+    all the same, and so has whoever counts more in the table than it added.
+    """
+    known: int | None = snapshot.get("parent-snapshot-id")
+    if known is not None:
+        return known
+    notes = snapshot.get("summary") or {}
+    more = any(
+        int(notes.get(f"total-{what}", 0)) > int(notes.get(f"added-{what}", 0))
+        for what in ("records", "data-files")
+    )
+    return FORGOTTEN if more or notes.get("operation") == "replace" else None
+
+
 class Standing(Enum):
     """Whether a table is the one that our marker speaks of."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from icestream.commit.committer import view_of
 from icestream.commit.marker import Marker, Positions, property_name
-from icestream.commit.protocol import Standing, standing
+from icestream.commit.protocol import Standing, parent_of, standing
 from icestream.errors import Replaced
 from icestream.verify.report import Findings
 
@@ -154,7 +154,7 @@ def _lineage(document: Mapping[str, Any]) -> tuple[Link, ...]:
         found.append(
             Link(
                 snapshot_id=raw["snapshot-id"],
-                parent_id=raw.get("parent-snapshot-id"),
+                parent_id=parent_of(raw),
                 sequence_number=raw.get("sequence-number") or 0,
                 operation=notes.pop("operation", "unknown"),
                 summary=notes,
