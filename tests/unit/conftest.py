@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from icestream.records import RECORDS
 from icestream.sources.kafka import source
@@ -80,3 +81,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> StubCluster:
 
     monkeypatch.setattr(source, "Cluster", connect)
     return stub
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    """PyIceberg's own, with an empty namespace."""
+    made = SqlCatalog(
+        "c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake"
+    )
+    made.create_namespace("n")
+    yield made
+    made.close()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -30,16 +29,6 @@ SPEC = PartitionSpec(
     PartitionField(2, 1001, IdentityTransform(), "region"),
 )
 PATH_ID = 2147483546
-
-
-@pytest.fixture
-def catalog(tmp_path):
-    made = SqlCatalog(
-        "c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake"
-    )
-    made.create_namespace("n")
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import Schema
@@ -40,16 +39,6 @@ SCHEMA = Schema(
 SECOND = 1_000_000
 NOW = 1_700_000_000
 BUCKETS = 4
-
-
-@pytest.fixture
-def catalog(tmp_path):
-    made = SqlCatalog(
-        "c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake"
-    )
-    made.create_namespace("n")
-    yield made
-    made.close()
 
 
 @pytest.fixture
