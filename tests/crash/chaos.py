@@ -98,8 +98,9 @@ def campaign(folder: Path, catalog: str, order: Sequence[str], outcome: Outcome)
     rng = random.Random(f"{outcome.seed} {catalog}")
     known = ways(catalog)
     with World(folder, catalog, maintenance=MAINTENANCE).alive() as world:
-        driver: Driver | None = None
-        maintenance: Driver | None = None
+        driver: Driver | None = world.start()
+        assert driver.wait(lambda _: has_tables(world)), driver.last_words()
+        maintenance = world.start_script("maintain.py", "maintenance.yml")
         for number, name in enumerate(order):
             say(f"{catalog} {number + 1}/{len(order)}: {name}")
             harm = known[name]
@@ -114,8 +115,6 @@ def campaign(folder: Path, catalog: str, order: Sequence[str], outcome: Outcome)
                 with still(maintenance):
                     source = number % COMPARE_EVERY == COMPARE_EVERY - 1
                     judge(world, outcome, name, source)
-            # Only now are there tables to maintain.
-            maintenance = maintenance or world.start_script("maintain.py", "maintenance.yml")
         if driver is not None and (code := driver.stop()):
             outcome.findings.append(f"a stop in good order ended with {code}")
         finish(world, outcome, maintenance)
@@ -124,12 +123,15 @@ def campaign(folder: Path, catalog: str, order: Sequence[str], outcome: Outcome)
         outcome.restarts += sum(each is not maintenance for each in world.drivers) - 1
 
 
+def has_tables(world: World) -> bool:
+    """Whether there is a table of each kind: before that nothing can be proven."""
+    opened = catalog_for(world.config.catalog).open()
+    return all(opened.table_exists(name) for name in (people.TABLE, "db.orders", "db.clicks"))
+
+
 @contextmanager
-def still(maintenance: Driver | None) -> Iterator[None]:
+def still(maintenance: Driver) -> Iterator[None]:
     """Nobody expires a snapshot while it is looked at."""
-    if maintenance is None:
-        yield
-        return
     maintenance.process.send_signal(signal.SIGSTOP)
     yield
     maintenance.process.send_signal(signal.SIGCONT)
@@ -145,17 +147,16 @@ def judge(world: World, outcome: Outcome, after: str, source: bool) -> None:
     outcome.prefix_violations += len(result.violations)
     found = [str(each) for each in result.violations]
     opened = catalog_for(world.config.catalog).open()
-    if opened.table_exists(people.TABLE):
-        odd = list(people.differences(world.feeder.people, opened.load_table(people.TABLE)))
-        outcome.mirrors += 1
-        outcome.prefix_violations += len(odd)
-        found += [f"{people.TABLE}: {each}" for each in odd]
+    odd = list(people.differences(world.feeder.people, opened.load_table(people.TABLE)))
+    outcome.mirrors += 1
+    outcome.prefix_violations += len(odd)
+    found += [f"{people.TABLE}: {each}" for each in odd]
     outcome.findings += [f"after `{after}`: {each}" for each in found]
     if not outcome.clean:
         raise Violated("\n".join(outcome.findings))
 
 
-def finish(world: World, outcome: Outcome, maintenance: Driver | None) -> None:
+def finish(world: World, outcome: Outcome, maintenance: Driver) -> None:
     """Take all that was sent, and compare with the broker's records and with the sender's count."""
     world.feeder.stop()
     if code := world.start_once():
