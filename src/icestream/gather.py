@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
+from icestream.blocks import pack, unpack
 from icestream.write.arrow import stored
 from icestream.write.partition import Partitioner, most_partitions
 from icestream.write.stage import StagedFile, Stager, StageTarget
@@ -67,7 +68,7 @@ class Sharer:
             places.setdefault(group, []).append(range(start, stop))
         for group, ranges in places.items():
             order = np.concatenate([grouping.order[each.start : each.stop] for each in ranges])
-            yield group, _block(rows.take(pa.array(order)))
+            yield group, pack(rows.take(pa.array(order)))
 
 
 class Pile:
@@ -79,9 +80,8 @@ class Pile:
     def take(self, blocks: Sequence[bytes]) -> None:
         """Write what the tasks before the shuffle have cut."""
         for block in blocks:
-            with pa.ipc.open_stream(block) as reader:
-                for batch in reader:
-                    self._stager.write(batch)
+            for batch in unpack(block).to_batches():
+                self._stager.write(batch)
 
     def finish(self) -> tuple[StagedFile, ...]:
         """Close the files and name them."""
@@ -90,10 +90,3 @@ class Pile:
     def close(self) -> None:
         """Let go of what is still open after an error."""
         self._stager.abort()
-
-
-def _block(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return bytes(sink.getvalue())

@@ -53,7 +53,9 @@ _ROUNDS = 12  # planning again after a new column, a new table or somebody else'
 _ADVANCE_SECONDS = 3600  # a table without rows says how far it has come at least this often
 _PARALLEL_COMMITS = 4
 _BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
+_RECORDS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _CAREFUL, _NO_LIMIT = "67108864", "2147483647"
+_CAREFUL_RECORDS = 5_000
 _SMALL_RECORD = 8 << 10  # 50,000 of them fit into memory whatever the next batch brings
 
 
@@ -90,6 +92,7 @@ class Pipeline:
         self._begin: Positions = {}
         self.under_way: Range | None = None  # the batch at work, or the one that failed
         self._widest: int | None = None  # bytes of the largest record in the last batch
+        self._most_at_once = _CAREFUL_RECORDS
         self._scratch = Path()
         # For the whole run: each thread has a connection to Java, which outlives the thread.
         self._committers = ThreadPoolExecutor(_PARALLEL_COMMITS, thread_name_prefix="commit")
@@ -101,6 +104,7 @@ class Pipeline:
     ) -> "DataFrame":
         """Claim every table in name order, then open the stream at the nearest marker."""
         self._scratch = scratch
+        self._most_at_once = int(spark.conf.get(_RECORDS_PER_BATCH) or _CAREFUL_RECORDS)
         for route in self._first_routes():
             self._add(route)
         aside = [quarantine_name(name) for name, each in self._run.items() if each.has_quarantine]
@@ -303,10 +307,13 @@ class Pipeline:
     def _fitted(self, frame: "DataFrame", tasks: int | None) -> "DataFrame":
         """The batch in as many tasks as it is worth, and in Arrow batches that fit into memory."""
         spark = frame.sparkSession
-        # Spark can bound a batch by bytes, but weighs it after every row then, which costs a
-        # quarter of the way to Python. Only large records, and a first batch, are worth that.
+        # Spark can bound a batch by bytes, but weighs it after every row then, and its headers
+        # from the first row on: dearer the longer it is. Only large records, and a first batch,
+        # are worth that.
         small = self._widest is not None and self._widest <= _SMALL_RECORD
+        most = self._most_at_once if small else min(self._most_at_once, _CAREFUL_RECORDS)
         spark.conf.set(_BYTES_PER_BATCH, _NO_LIMIT if small else _CAREFUL)
+        spark.conf.set(_RECORDS_PER_BATCH, most)
         return frame if tasks is None else frame.coalesce(tasks)
 
     def _table_task(self, work: Work) -> TableTask:

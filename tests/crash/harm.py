@@ -35,6 +35,9 @@ class Tally:
     fenced: int = 0
     missed: int = 0  # failpoints that nothing came by
 
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.fenced + other.fenced, self.missed + other.missed)
+
 
 Do = Callable[[World, Driver, random.Random, Tally], Driver | None]
 

@@ -1,7 +1,4 @@
-"""Changes: decoded rows with what they do to the mirror, on their way through Spark's shuffle.
-
-They travel as Arrow IPC in single binary values, so that Spark moves blocks and never sees a row.
-"""
+"""Changes: decoded rows with what they do to the mirror, on their way through Spark's shuffle."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from icestream.blocks import pack, unpack
 from icestream.formats import TRUNCATE
 from icestream.formats import Changes as Decoded
 from icestream.index.keys import Hashes, bucket_of, key_hashes
@@ -77,18 +75,12 @@ class Changes:
 
     def to_bytes(self) -> bytes:
         """For the way through the shuffle."""
-        sink = pa.BufferOutputStream()
-        batch = _together(self)
-        with pa.ipc.new_stream(sink, batch.schema) as out:
-            out.write_batch(batch)
-        found: bytes = sink.getvalue().to_pybytes()
-        return found
+        return pack(_together(self))
 
     @staticmethod
     def from_bytes(blobs: Sequence[bytes]) -> "Changes":
         """On the other side: all of them as one."""
-        tables = [pa.ipc.open_stream(pa.py_buffer(blob)).read_all() for blob in blobs]
-        joined = pa.concat_tables(tables).combine_chunks()
+        joined = pa.concat_tables([unpack(blob) for blob in blobs]).combine_chunks()
         return _apart(joined.to_batches()[0] if joined.num_rows else _empty(joined.schema))
 
     def split(self, buckets: int, groups: int) -> Iterator[tuple[int, "Changes"]]:
