@@ -1,10 +1,11 @@
 """Fixtures for every kind of test: one Spark session per process, and a lake in a folder."""
 
+import gc
 import json
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,16 +24,46 @@ pytest_plugins = ["commands", "servers", "feeds", "rest_server", "databases", "c
 
 # Tests start many JVMs and keep none for long: the quick compiler and the simple collector win.
 QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+STATE = pytest.StashKey[Path]()  # of the Spark session, once there is one
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Any]:
     from icestream.spark import session
 
+    state = pytestconfig.stash[STATE] = tmp_path_factory.mktemp("spark")
     settings = {"spark.master": "local[2]", **QUICK_START}
-    started = session.start("tests", tmp_path_factory.mktemp("spark"), settings, ["kafka"])
+    started = session.start("tests", state, settings, ["kafka"])
     yield started
     started.stop()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails because the session's JVM is gone tells how that ended."""
+    # The source is parsed for the report. In Python before 3.11.8 a collection lets other threads
+    # in meanwhile, and one that formats a traceback breaks the parser (CPython's gh-106905).
+    gc.disable()
+    try:
+        report = yield
+    finally:
+        gc.enable()
+    if report.failed and STATE in item.config.stash:
+        from icestream.spark.ended import exit_code
+
+        if (code := exit_code()) is not None:
+            logs = item.config.stash[STATE] / "logs"
+            told = [f"exit code {code}"]
+            told += [_end_of(logs / name) for name in ("jvm.log", "spark.log")]
+            report.sections.append(("Spark's Java process ended", "\n".join(told)))
+    return report
+
+
+def _end_of(log: Path, lines: int = 30) -> str:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return "\n".join(line[:300] for line in text.splitlines()[-lines:])
 
 
 @pytest.fixture
@@ -131,5 +162,19 @@ def _line(value: object) -> bytes:
 
 
 @pytest.fixture
-def lake(tmp_path: Path, spark: Any) -> Lake:
-    return Lake(tmp_path, spark)
+def lake(tmp_path: Path, spark: Any) -> Iterator[Lake]:
+    yield Lake(tmp_path, spark)
+    _close_consumers(spark)
+
+
+def _close_consumers(spark: Any) -> None:
+    """Kafka consumers outlive their stream by minutes: a thousand take most of the heap."""
+    from icestream.spark.ended import exit_code
+
+    if exit_code() is None:
+        consumers = "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer$"
+        companion = spark._jvm.java.lang.Class.forName(consumers)
+        for name in ("consumerPool", "fetchedDataPool"):
+            pool = companion.getDeclaredField(name)
+            pool.setAccessible(True)
+            pool.get(None).reset()

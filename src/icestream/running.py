@@ -3,14 +3,14 @@
 import shutil
 import threading
 import traceback
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from icestream.catalogs import catalog_for, storage_of
 from icestream.commit.committer import IcebergTables
@@ -25,12 +25,16 @@ from icestream.observe.events import Bus, RunFailed, RunStopped
 from icestream.pipeline import Pipeline
 from icestream.sources import Source, source_for
 from icestream.sources.planned import planner_failure
+from icestream.spark.ended import exit_code, spark_ended
 from icestream.write.design import declared_design
 from icestream.write.table import Builder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+
+_DEATH_SECONDS = 5.0  # from the first sign of the JVM's death to its exit code
 
 
 class StopRequested(Exception):
@@ -123,11 +127,7 @@ class Run:
     def _without_spark(self) -> SparkEnded:
         """The JVM is gone: nothing can be asked or stopped there any more."""
         self.query = None
-        self.failure = ended = SparkEnded(
-            f"pipeline `{self.config.name}`: Spark's Java process ended",
-            where=str(Path(self.config.state_location) / "logs" / "jvm.log"),
-            hint="nothing is lost, and a restart is safe; was `spark.driver.memory` too small?",
-        )
+        self.failure = ended = spark_ended(self.config, exit_code(_DEATH_SECONDS))
         return ended
 
     def _explained(self, failure: BaseException) -> IcestreamError:
@@ -141,8 +141,30 @@ class Run:
         return known or unexplained(self.config, failure)
 
 
+def _death(config: Config, failure: BaseException) -> SparkEnded | None:
+    """The end of the JVM, if that is behind a failure."""
+    # A connection that breaks may be to another server; Java is alive then, all that time.
+    sign = isinstance(failure, Py4JError | ConnectionError)
+    waits = sign and not isinstance(failure, Py4JJavaError)
+    code = exit_code(_DEATH_SECONDS if waits else 0)
+    return None if code is None else spark_ended(config, code)
+
+
+@contextmanager
+def _deaths_told(config: Config) -> Iterator[None]:
+    """What fails because the JVM is gone says so."""
+    try:
+        yield
+    except Exception as failure:
+        if not isinstance(failure, IcestreamError) and (ended := _death(config, failure)):
+            raise ended from None
+        raise
+
+
 def unexplained(config: Config, failure: BaseException) -> GaveUp:
     """A failure that nobody knows, for the log in full and for people in one line."""
+    if ended := _death(config, failure):
+        return ended
     logs = Path(config.state_location) / "logs"
     text = str(failure).strip().splitlines()
     first = text[0] if text else type(failure).__name__
@@ -171,7 +193,8 @@ def start(
     """
     runs = [] if runs is None else runs
     source = source_for(config.source)
-    pipeline, maintenance = assembled(spark, config, bus, source, tuple(runs))
+    with _deaths_told(config):
+        pipeline, maintenance = assembled(spark, config, bus, source, tuple(runs))
     runs.append(pipeline.run_id)
     folder = Path(config.state_location) / config.name / "runs"
     scratch = folder / pipeline.run_id
@@ -181,15 +204,16 @@ def start(
     run = Run(config, pipeline, source, scratch, None if once else maintenance)
     ends = once and source.ends_by_itself
     try:
-        frame = pipeline.open(spark, scratch, once, accept_loss)
-        _sweep(folder, scratch)
-        run.query = (
-            frame.writeStream.queryName(f"icestream {config.name} {pipeline.run_id}")
-            .foreachBatch(run.handle)
-            .option("checkpointLocation", str(scratch / "checkpoint"))
-            .trigger(**_trigger(config, once, ends))
-            .start()
-        )
+        with _deaths_told(config):
+            frame = pipeline.open(spark, scratch, once, accept_loss)
+            _sweep(folder, scratch)
+            run.query = (
+                frame.writeStream.queryName(f"icestream {config.name} {pipeline.run_id}")
+                .foreachBatch(run.handle)
+                .option("checkpointLocation", str(scratch / "checkpoint"))
+                .trigger(**_trigger(config, once, ends))
+                .start()
+            )
     except BaseException as failure:
         source.close()
         pipeline.let_go()

@@ -532,6 +532,7 @@ SYNTAX = {
     BASE + "x: &a [*a]\n": (5, "an anchor that contains itself"),
     BASE + "---\nname: b\n": (5, "not valid YAML: "),
     BASE + "x: \x01\n": (5, "not valid YAML: special characters"),
+    BASE + 'x: "\\ud800"\n': (5, "not valid YAML: half a character"),
     "": (1, "the file is empty"),
     "- a\n": (1, "the file is not a mapping"),
 }
@@ -730,3 +731,9 @@ def test_loaded_hides_and_knows_the_secrets(tmp_path: Path) -> None:
     loaded = _load(tmp_path, text, {"S": SECRET, "E": ""})
     assert loaded.secrets == {SECRET}
     assert SECRET not in repr(loaded)
+
+
+def test_a_character_in_two_halves_is_one(tmp_path: Path) -> None:
+    """JSON writes those that came late to Unicode so."""
+    text = BASE + 'state_location: "./\\ud83d\\ude00"\n'
+    assert _load(tmp_path, text).pipeline.state_location.endswith("\N{GRINNING FACE}")

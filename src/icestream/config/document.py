@@ -110,7 +110,7 @@ class _Builder:
 
     def _scalar(self, node: ScalarNode) -> Any:
         if node.tag in _AS_TEXT:
-            return node.value
+            return _text(node)
         if node.tag not in _AS_VALUE:
             raise self._tagged(node)
         try:
@@ -132,14 +132,14 @@ class _Builder:
                 continue
             if not isinstance(key, ScalarNode) or key.tag not in _AS_TEXT:
                 raise DocumentError("a key must be text; put it in quotes", line)
-            if key.value in own:
+            name = _text(key)
+            if name in own:
                 raise DocumentError(
-                    f"`{show_path((*loc, key.value))}` is there twice, first on line "
-                    f"{own[key.value]}", line,
-                )  # fmt: skip
-            own[key.value] = line
-            self._lines[*loc, key.value] = line
-            data[key.value] = self.build(value, (*loc, key.value))
+                    f"`{show_path((*loc, name))}` is there twice, first on line {own[name]}", line
+                )
+            own[name] = line
+            self._lines[*loc, name] = line
+            data[name] = self.build(value, (*loc, name))
         return {**merged, **data}
 
     def _merged(self, node: Node, loc: Loc) -> dict[str, Any]:
@@ -154,3 +154,14 @@ class _Builder:
     @staticmethod
     def _tagged(node: Node) -> DocumentError:
         return DocumentError(f"the tag `{node.tag}` is not allowed", node.start_mark.line + 1)
+
+
+def _text(node: ScalarNode) -> str:
+    """JSON escapes a rare character as two halves, which are one again here."""
+    text: str = node.value
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise DocumentError(
+            "not valid YAML: half a character, as in `\\ud800`", node.start_mark.line + 1
+        ) from None

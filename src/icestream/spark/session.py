@@ -13,7 +13,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from icestream.errors import SetupError
-from icestream.spark import jars
+from icestream.spark import ended, jars
 from icestream.spark.java import find_java
 
 # Spark hides the values of settings with such names in its UI and logs.
@@ -23,7 +23,7 @@ _AT_LAUNCH = re.compile(r"spark\.(master|driver\.|local\.dir|jars$|submit\.)")
 
 _SETTINGS = {
     "spark.master": "local[*,3]",  # a task whose Python worker dies is tried again
-    "spark.driver.memory": "1g",
+    "spark.driver.memory": ended.MEMORY,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Spark remembers jobs for a page that is not there: up to 1,000 plans, in memory for hours.
@@ -49,6 +49,11 @@ _SETTINGS = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.kafka.consumer.cache.capacity": "2000",  # 64 otherwise: more partitions begin anew
+    # Those of a stream that ended are of no use, and at 1,000 partitions 0.7 MB each. Spark looks
+    # at ten of them a minute otherwise: more than an hour of twice the heap after a restart.
+    "spark.kafka.consumer.cache.timeout": "2m",
+    "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "2m",
 }
 
 _DRIVER_JAVA, _EXECUTOR_JAVA = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"
@@ -61,6 +66,8 @@ _COMPILER = (
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
+    # Spark's classes alone make four full collections otherwise, of a heap that is still empty.
+    "-XX:MetaspaceSize=192m",
 )
 
 _LOGGING = """\
@@ -165,11 +172,15 @@ def _settings(
         conf.setdefault("spark.driver.host", "127.0.0.1")
     else:
         conf["spark.jars"] = ",".join([*jar_files, *filter(None, [settings.get("spark.jars")])])
-    logs_to = f"-Dlog4j2.configurationFile=file:{configuration.absolute()}"
+    own = [
+        f"-Dlog4j2.configurationFile=file:{configuration.absolute()}",
+        f"-XX:ErrorFile={logs.absolute()}/hs_err_pid%p.log",
+        ended.FLAG,
+    ]
     conf["spark.driver.extraClassPath"] = os.pathsep.join(
         [*jar_files, *filter(None, [settings.get("spark.driver.extraClassPath")])]
     )
-    conf[_DRIVER_JAVA] = _java([logs_to, *java_options], settings.get(_DRIVER_JAVA, ""))
+    conf[_DRIVER_JAVA] = _java([*own, *java_options], settings.get(_DRIVER_JAVA, ""))
     conf[_EXECUTOR_JAVA] = _java(java_options, settings.get(_EXECUTOR_JAVA, ""))
     return conf
 
