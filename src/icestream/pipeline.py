@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from icestream import portions
 from icestream.commit import protocol
 from icestream.commit.committer import IcebergTables
 from icestream.commit.marker import Positions
@@ -31,6 +32,7 @@ from icestream.landing import Landing, RunTable, Work, describe, located
 from icestream.mirrors import Mirrors
 from icestream.observe import events
 from icestream.observe.events import Bus
+from icestream.portions import Seen
 from icestream.refusals import loss_refusal, refusal
 from icestream.route import Router
 from icestream.schema import merge_new_fields
@@ -52,11 +54,6 @@ if TYPE_CHECKING:
 _ROUNDS = 12  # planning again after a new column, a new table or somebody else's change
 _ADVANCE_SECONDS = 3600  # a table without rows says how far it has come at least this often
 _PARALLEL_COMMITS = 4
-_BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
-_RECORDS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_CAREFUL, _NO_LIMIT = "67108864", "2147483647"
-_CAREFUL_RECORDS = 5_000
-_SMALL_RECORD = 8 << 10  # 50,000 of them fit into memory whatever the next batch brings
 
 
 class Pipeline:
@@ -91,8 +88,8 @@ class Pipeline:
         self._unrouted: set[str] = set()
         self._begin: Positions = {}
         self.under_way: Range | None = None  # the batch at work, or the one that failed
-        self._widest: int | None = None  # bytes of the largest record in the last batch
-        self._most_at_once = _CAREFUL_RECORDS
+        self._seen: Seen | None = None  # of the last batch
+        self._most_at_once = 0  # records that Python may get; 0: not known yet
         self._scratch = Path()
         # For the whole run: each thread has a connection to Java, which outlives the thread.
         self._committers = ThreadPoolExecutor(_PARALLEL_COMMITS, thread_name_prefix="commit")
@@ -104,7 +101,6 @@ class Pipeline:
     ) -> "DataFrame":
         """Claim every table in name order, then open the stream at the nearest marker."""
         self._scratch = scratch
-        self._most_at_once = int(spark.conf.get(_RECORDS_PER_BATCH) or _CAREFUL_RECORDS)
         for route in self._first_routes():
             self._add(route)
         aside = [quarantine_name(name) for name, each in self._run.items() if each.has_quarantine]
@@ -300,20 +296,20 @@ class Pipeline:
             if not name:
                 raise IcestreamError.from_facts(json.loads(text))
             reports[name] += Report.from_json(text)
-        self._widest = max(report.widest for report in reports.values())
+        self._seen = Seen(
+            sum(report.read for report in reports.values()),
+            sum(report.bytes for report in reports.values()),
+            max(report.widest for report in reports.values()),
+        )
         failpoint("files-staged")
         return reports, time.monotonic() - began
 
     def _fitted(self, frame: "DataFrame", tasks: int | None) -> "DataFrame":
         """The batch in as many tasks as it is worth, and in Arrow batches that fit into memory."""
         spark = frame.sparkSession
-        # Spark can bound a batch by bytes, but weighs it after every row then, and its headers
-        # from the first row on: dearer the longer it is. Only large records, and a first batch,
-        # are worth that.
-        small = self._widest is not None and self._widest <= _SMALL_RECORD
-        most = self._most_at_once if small else min(self._most_at_once, _CAREFUL_RECORDS)
-        spark.conf.set(_BYTES_PER_BATCH, _NO_LIMIT if small else _CAREFUL)
-        spark.conf.set(_RECORDS_PER_BATCH, most)
+        self._most_at_once = self._most_at_once or int(spark.conf.get(portions.MOST) or "0")
+        for name, value in portions.settings(self._most_at_once, self._seen).items():
+            spark.conf.set(name, value)
         return frame if tasks is None else frame.coalesce(tasks)
 
     def _table_task(self, work: Work) -> TableTask:

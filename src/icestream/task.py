@@ -34,7 +34,7 @@ from icestream.shape import Shape, split
 from icestream.sources import Reader, RecordFloors
 from icestream.upsert.apply import Mirror
 from icestream.upsert.changes import changes_of
-from icestream.upsert.judge import Terms, judged
+from icestream.upsert.judge import Terms, hidden_fields, judged
 from icestream.write.partition import Scattered
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
@@ -89,7 +89,8 @@ class Report:
     wants_quarantine: bool = False
     oldest: int | None = None  # timestamps of the records, in µs
     newest: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
-    widest: int = 0  # bytes of the largest value
+    bytes: int = 0  # of all values
+    widest: int = 0  # of the largest
     keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
     dead: tuple[Mapping[str, str], ...] = ()  # data file → positions that die, packed
     runs: tuple[str, ...] = ()  # of the key index
@@ -113,6 +114,7 @@ class Report:
             self.wants_quarantine or other.wants_quarantine,
             min(times, default=None),
             newest,
+            self.bytes + other.bytes,
             max(self.widest, other.widest),
             self.keys or other.keys,
             self.dead + other.dead,
@@ -217,6 +219,10 @@ class _Desk:
         )
         schema = Schema.model_validate_json(table.target.schema_json)
         self._data = Schema(*(f for f in schema.fields if f.name not in OUR_NAMES))
+        order = table.upsert.terms.sequence_by if table.upsert else ()
+        hidden = hidden_fields(order, self._data, table.format)
+        self._hidden = tuple(each.name for each in hidden)
+        self._data = Schema(*self._data.fields, *hidden)
         self._shape = Shape(
             arrow_schema(schema),
             job.pipeline,
@@ -235,8 +241,14 @@ class _Desk:
             return
         decoded = self._decode(records, self._data)
         oldest, newest = _times(records)
-        widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
-        counted = Report(records.num_rows, oldest=oldest, newest=newest, widest=widest)
+        sizes = pc.binary_length(records.column("value"))
+        counted = Report(
+            read=records.num_rows,
+            oldest=oldest,
+            newest=newest,
+            bytes=pc.sum(sizes).as_py() or 0,
+            widest=pc.max(sizes).as_py() or 0,
+        )
         if wider := self._widened(decoded):
             self._report += replace(counted, widened=wider)
             return
@@ -251,7 +263,7 @@ class _Desk:
             self._report += replace(counted, keys=self._keys(records))
             return
         if upsert and decoded.errors.null_count:
-            decoded = judged(records, decoded, upsert.terms)
+            decoded = judged(records, decoded, upsert.terms, self._hidden)
         shaped = split(records, decoded, self._shape)
         good, bad = shaped.good, shaped.bad
         if upsert and good.num_rows:

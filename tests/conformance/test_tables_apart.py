@@ -2,7 +2,9 @@
 
 import json
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from icestream.commit.committer import IcebergTables
 from icestream.commit.marker import Marker
 from icestream.commit.protocol import CommitFailed
 from icestream.errors import BadRecord, GaveUp, IcestreamError, StorageFailed
+from icestream.observe.events import TableCommitted
 from icestream.records import RECORDS
 from icestream.verify import verify
+from servers import soon
 
 pytestmark = pytest.mark.spark
 
@@ -75,11 +79,11 @@ class Topic:
 
 
 class Pair:
-    """Two topics, two mirrors, batches that have records of both."""
+    """Two topics or more, a mirror of each, batches that have records of all."""
 
-    def __init__(self, spark: Any, folder: Path) -> None:
+    def __init__(self, spark: Any, folder: Path, names: Sequence[str] = (HURT, WELL)) -> None:
         rng = random.Random(str(folder.name))
-        self.topics = {name: Topic(f"pg.public.{name[5:]}", rng) for name in (HURT, WELL)}
+        self.topics = {name: Topic(f"pg.public.{name[5:]}", rng) for name in names}
         self._taken = dict.fromkeys(self.topics, 0)
         self.stand = Stand(spark, folder, [t.name for t in self.topics.values()], FACTS)
 
@@ -188,3 +192,53 @@ def test_what_hurts_one_table_leaves_the_other_right(
     for table, topic in pair.topics.items():
         assert pair.check(table) == len(topic.records) >= 90
     assert verify(pair.stand.config, all_snapshots=True).violations == ()
+
+
+class SlowTable:
+    """The catalog takes one table's next commit, and lets it wait until it is told to go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        commit = IcebergTables.commit
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+        def slow(tables: IcebergTables, name: str, *rest: Any) -> None:
+            if name == HURT and not self.reached.is_set():
+                self.reached.set()
+                assert self.go_on.wait(120)
+            commit(tables, name, *rest)
+
+        patch.setattr(IcebergTables, "commit", slow)
+
+
+OTHERS = [WELL, *(f"shop.well{n}" for n in range(2, 6))]
+
+
+@pytest.fixture
+def six(spark, tmp_path):
+    """More tables than are committed at a time."""
+    return Pair(spark, tmp_path, [HURT, *OTHERS])
+
+
+def committed(pair: Pair) -> set[str]:
+    return {e.table for e in list(pair.stand.events) if isinstance(e, TableCommitted)}
+
+
+def test_a_slow_table_holds_up_no_other_of_its_batch(
+    six: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    six.stand.take(six.batch())
+    slow, batch = SlowTable(monkeypatch), six.batch()
+    six.stand.events.clear()
+    with ThreadPoolExecutor(1) as beside:
+        taken = beside.submit(six.stand.take, batch)
+        assert slow.reached.wait(120)
+        assert soon(lambda: committed(six) == set(OTHERS), 120)
+        assert six.check(HURT) == 30
+        assert {six.check(table) for table in OTHERS} == {60}
+        assert not taken.done()
+        slow.go_on.set()
+        taken.result(120)
+    assert six.check(HURT) == 60
+    six.stand.take(six.batch())
+    assert {six.check(table) for table in six.topics} == {90}
+    assert verify(six.stand.config, all_snapshots=True).violations == ()

@@ -36,7 +36,7 @@ from icestream.verify import verify  # noqa: E402
 
 # Nothing is ever left alone: a rewrite of two files, and one snapshot is enough.
 MAINTENANCE = """
-  every: 5s
+  every: 15s
   rewrite_data_files: {min-input-files: "2"}
   rewrite_position_delete_files: {min-input-files: "2"}
   expire_snapshots: {older_than: 1s, retain_last: 1, max_snapshots: 3}

@@ -13,13 +13,18 @@ from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import load
 from icestream.spark import session
 
-EVERY_SECONDS = 10  # a table; all at once would take half of what a small machine has
+EVERY_SECONDS = 30  # a table; all at once would take half of what a small machine has
 ALL = "older_than => TIMESTAMP '2999-01-01', retain_last => 5"
 
 
 def main(file: str) -> None:
     catalog = catalog_for(load(file).pipeline.catalog)
-    settings = {**spark_conf(catalog), "spark.master": "local[1]", "spark.driver.memory": "512m"}
+    settings = {
+        **spark_conf(catalog),
+        "spark.master": "local[1]",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     spark = session.start("maintenance", Path(file).parent / "maintenance", settings)
     while True:
         for table in _asked(spark, f"SHOW TABLES IN {catalog.name}.db"):

@@ -68,6 +68,7 @@ def test_the_demo_ends_by_itself_and_its_query_works_as_printed(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert "records in = " in ran.stdout
     assert "orders, as in the shop's books" in ran.stdout
+    assert "\nmaintenance " in ran.stdout
     [query] = [line.strip() for line in ran.stdout.splitlines() if " -c " in line]
     shown = subprocess.run(["sh", "-c", query], cwd=tmp_path, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr

@@ -450,7 +450,7 @@ def fed(feed):
 
 @pytest.mark.parametrize("at_once", [7, 20_000])
 def test_what_the_broker_has_is_in_the_table(fed, monkeypatch, at_once):
-    monkeypatch.setattr("icestream.verify.source._AT_ONCE", at_once)
+    monkeypatch.setattr("icestream.verify.broker._AT_ONCE", at_once)
     result = proved(fed.lake, source=True, all_snapshots=True)
     assert result.clean, result.violations
     (check,) = [c for c in result.tables[0].checks if c.name == "source"]

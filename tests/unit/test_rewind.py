@@ -254,6 +254,29 @@ def test_no_commit_is_left(tale):
     assert refused.value.hint == "no snapshot of it can be reached"
 
 
+@pytest.mark.parametrize(
+    "expired", [{101}, {101, 102}, {103}, {104, 105}, range(101, 105), range(101, 106)], ids=str
+)
+def test_a_forgotten_parent_changes_nothing(tale, expired):
+    """PyIceberg's expiry makes a snapshot forget its parent; Java's leaves an id of nothing."""
+
+    def planned(document, target):
+        try:
+            return plan_table(past_of(document, "s.t", "p"), target)
+        except TableRefused as refused:
+            return str(refused), refused.where, refused.hint
+
+    cut = tale.document(expired)
+    there = {each["snapshot-id"] for each in cut["snapshots"]}
+    forgotten = [
+        each if each["parent-snapshot-id"] in there else {**each, "parent-snapshot-id": None}
+        for each in cut["snapshots"]
+    ]
+    assert forgotten != cut["snapshots"]
+    for target in [*map(to, range(101, 107)), *(Target(time_ms=1000 * n) for n in range(1, 8))]:
+        assert planned({**cut, "snapshots": forgotten}, target) == planned(cut, target)
+
+
 def test_no_such_snapshot_and_no_marker(tale):
     with pytest.raises(TableRefused, match="has no snapshot 7"):
         plan_table(tale.past(), to(7))

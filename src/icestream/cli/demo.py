@@ -9,6 +9,7 @@ import humanize
 from icestream.cli import output
 from icestream.config.load import Loaded, load
 from icestream.errors import UsageError
+from icestream.maintain.action import Ending, Kind
 from icestream.observe import history
 from icestream.status import PipelineStatus, pipeline_status
 
@@ -16,6 +17,7 @@ RATE = 5000  # records a second
 SEED = 7
 MALFORMED = 0.001
 
+_WHEN = ("before", "after")
 _SIGN = ".icestream-demo"
 GENERATED = f"""\
   type: generator
@@ -30,7 +32,10 @@ catalog: {type: local, warehouse: ./warehouse}
 source:
 <source>commit_interval: 5s
 state_location: ./state
-maintenance: false
+maintenance:                    # usually every 5m, and more patient; here it shall be seen
+  every: 10s
+  rewrite_data_files: {min-input-files: "2"}
+  expire_snapshots: {retain_last: 3, max_snapshots: 5}
 tables:
   - match: page_events
     name: shop.page_events
@@ -93,10 +98,35 @@ def summary(loaded: Loaded) -> PipelineStatus:
         rows,
         title="what was ingested",
     )
+    _show_maintenance(state, loaded.pipeline.name)
     total = sum(each.records for each in status.tables)
     aside = sum(each.quarantined for each in status.tables)
     output.result(f"\n{total + aside:,} records in = {total:,} taken + {aside:,} quarantined")
     return status
+
+
+def _show_maintenance(state: Path, pipeline: str) -> None:
+    """What maintenance did beside the stream, table by table."""
+    done = [each for each in history.maintenance(state, pipeline) if each["ending"] == Ending.DONE]
+    if not done:
+        output.result("\nmaintenance looks every 10 s, and had nothing to do yet")
+        return
+    rows = []
+    for name in sorted({each["table"] for each in done}):
+        mine = [each for each in done if each["table"] == name]
+        joined = [each for each in mine if each["action"] == Kind.REWRITE_DATA_FILES]
+        gone = [each for each in mine if each["action"] == Kind.EXPIRE_SNAPSHOTS]
+        before, after = (sum(each[f"files_{when}"] for each in joined) for when in _WHEN)
+        expired = sum(each["files_before"] - each["files_after"] for each in gone)
+        seconds = sum(each["seconds"] for each in mine)
+        change = f"{before:,} → {after:,}" if joined else None
+        rows.append((name, change, expired, round(seconds, 1)))
+    output.result("")
+    output.table(
+        ("table", "files joined", "snapshots expired", "seconds"),
+        rows,
+        title="maintenance beside the stream",
+    )
 
 
 def suggest(file: Path, status: str = "status", runs: bool = True) -> None:

@@ -105,7 +105,7 @@ def validate(file: Path, offline: bool, as_json: bool) -> None:
 @click.option("--record-bytes", type=click.FloatRange(0, min_open=True), help="Each, as stored.")
 @_JSON
 def plan(file: Path, rate: float | None, record_bytes: float | None, as_json: bool) -> None:
-    """Say what commit intervals mean: freshness, files a day, compaction; writes nothing.
+    """Say what a run would do: tables, DDL, changes, files a day, memory; writes nothing.
 
     Rates are those of the last day's commits, unless --rate says another.
     """
@@ -199,7 +199,7 @@ def maintain(
     as_json: bool,
 ) -> None:
     """Run maintenance now, also beside a running stream; Ctrl-C calls it off."""
-    from icestream.cli.maintain import due, run_maintenance, show_history, show_plan
+    from icestream.cli.maintain import due, run_maintenance, show_history, show_orphans, show_plan
     from icestream.config.load import load
     from icestream.maintain.action import Kind
 
@@ -208,7 +208,9 @@ def maintain(
         show_history(loaded.pipeline, as_json, table, chosen)
         return
     actions = due(loaded.pipeline, table, chosen)
-    if only_plan or not actions:
+    if only_plan and actions and chosen is Kind.REMOVE_ORPHAN_FILES:
+        show_orphans(loaded, actions, as_json)
+    elif only_plan or not actions:
         show_plan(actions, loaded.pipeline.maintenance is False, as_json)
     elif not run_maintenance(loaded, actions, log_format, as_json):
         sys.exit(1)

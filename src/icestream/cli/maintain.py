@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import humanize
 
@@ -23,10 +23,14 @@ from icestream.observe import history
 from icestream.observe.events import Bus
 from icestream.observe.history import History
 
+if TYPE_CHECKING:
+    from icestream.maintain.orphans import Orphan
+
 # Who asks for it now wants all of it, not a share of the time.
 _ALL = Budget(share=1e9, most=1e9)
 _ASKED = "asked for"
 _GIVEN_DAYS = 30
+_MOST_NAMES = 20  # of files that are shown to people; machines get all
 
 
 def due(config: Config, table: str | None, kind: Kind | None) -> list[Action]:
@@ -53,44 +57,63 @@ def run_maintenance(
     from icestream.maintain.beside import Crew
     from icestream.maintain.turns import Turns
     from icestream.runner import stop_signals
-    from icestream.spark import jars, session
 
     config = loaded.pipeline
     assert config.maintenance is not False, "nothing is due then"
     results: list[Result] = []
     bus = Bus()
-    state = Path(config.state_location)
-    with stop_signals() as (stop, listen), closing(History(state)) as remembered:
+    with (
+        stop_signals() as (stop, listen),
+        closing(History(Path(config.state_location))) as remembered,
+    ):
         bus.join(remembered)
-        with output.jar_progress() as progress:
-            jars.ensure(jars.CORE, progress=progress)
-        output.note("starting Spark …")
-        settings = {
-            "spark.master": "local[1]",  # the stream may be on this machine
-            **spark_conf(catalog_for(config.catalog)),
-            **config.spark,
-        }
-        # In a folder of its own: the stream's process has the other one open.
-        spark = session.start(config.name, state / "maintain", settings)
-        listen()
-        try:
-            with output.maintenance_progress(bus, as_json=log_format == "json"):
-                turns = Turns(stopped=stop.is_set)
-                crew = Crew(config, config.maintenance, spark, bus, turns, stop.is_set)
-                ended = threading.Event()
-                watcher = threading.Thread(target=_call_off, args=(stop, ended, crew), daemon=True)
-                watcher.start()
-                try:
-                    results = crew.work(actions)
-                finally:
-                    ended.set()
-                    crew.close()
-        finally:
-            spark.stop()
+        with (
+            _spark(config, listen) as spark,
+            output.maintenance_progress(bus, as_json=log_format == "json"),
+        ):
+            turns = Turns(stopped=stop.is_set)
+            crew = Crew(config, config.maintenance, spark, bus, turns, stop.is_set)
+            ended = threading.Event()
+            watcher = threading.Thread(target=_call_off, args=(stop, ended, crew), daemon=True)
+            watcher.start()
+            try:
+                results = crew.work(actions)
+            finally:
+                ended.set()
+                crew.close()
+        called_off = stop.is_set()
     undone = actions[len(results) :]
     results += [Result(each, Ending.CANCELLED) for each in undone]
     show_results(results, as_json)
+    if called_off:
+        left = sum(each.ending is Ending.CANCELLED for each in results)
+        output.note(
+            f"stopped: {left} of {len(results)} actions called off; what was committed stays, "
+            "what was only written is for remove_orphan_files"
+        )
     return not any(each.ending is Ending.FAILED for each in results)
+
+
+@contextmanager
+def _spark(config: Config, listen: Callable[[], None]) -> Iterator[Any]:
+    """A small session; `listen` takes the signals back that Spark takes."""
+    from icestream.spark import jars, session
+
+    with output.jar_progress() as progress:
+        jars.ensure(jars.CORE, progress=progress)
+    output.note("starting Spark …")
+    settings = {
+        "spark.master": "local[1]",  # the stream may be on this machine
+        **spark_conf(catalog_for(config.catalog)),
+        **config.spark,
+    }
+    # In a folder of its own: the stream's process has the other one open.
+    spark = session.start(config.name, Path(config.state_location) / "maintain", settings)
+    listen()
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def _call_off(stop: threading.Event, ended: threading.Event, crew: Any) -> None:
@@ -121,6 +144,57 @@ def show_plan(actions: Sequence[Action], off: bool, as_json: bool) -> None:
                 for each in actions
             ],
         )
+
+
+def show_orphans(loaded: Loaded, actions: Sequence[Action], as_json: bool) -> None:
+    """What a removal of orphans would remove now, file by file; removes nothing."""
+    from icestream.maintain.beside import java_tables
+    from icestream.maintain.orphans import Listed, listed
+    from icestream.maintain.procedures import Procedures
+    from icestream.maintain.turns import Turns
+    from icestream.runner import stop_signals
+
+    config = loaded.pipeline
+    assert config.maintenance is not False, "nothing is due then"
+    assert config.maintenance.remove_orphan_files is not False, "nor then"
+    age = config.maintenance.remove_orphan_files.older_than
+    found: list[tuple[Action, Listed]] = []
+    with stop_signals() as (stop, listen), _spark(config, listen) as spark:
+        tables = java_tables(spark, catalog_for(config.catalog), config.name)
+        procedures = Procedures(spark, tables, Turns(stopped=stop.is_set).turn)
+        jvm = spark.sparkContext._jvm
+        for action in actions:
+            if stop.is_set():
+                break
+            look = listed(jvm, procedures.actions(), tables, action.table, age)
+            found.append((action, look))
+    if as_json:
+        told = [_facts(action) | _removes(look.goes, look.found) for action, look in found]
+        output.result_json({"maintenance": True, "due": told})
+        return
+    for action, look in found:
+        size = _size(sum(each.bytes for each in look.goes))
+        kept = len(look.found) - len(look.goes)
+        stay = f"; {kept:,} more stay: they may still be committed, or are too young"
+        output.result(
+            f"{action.table}: would remove {len(look.goes):,} files, {size}" + stay * bool(kept)
+        )
+        for each in look.goes[:_MOST_NAMES]:
+            output.result(f"  {each.path}  {_size(each.bytes)}")
+        if more := look.goes[_MOST_NAMES:]:
+            output.result(f"  and {len(more):,} more: --json has all")
+
+
+def _removes(goes: "Sequence[Orphan]", found: "Sequence[Orphan]") -> dict[str, Any]:
+    return {
+        "files": len(goes),
+        "bytes": sum(each.bytes for each in goes),
+        "kept": len(found) - len(goes),
+        "removes": [
+            {"path": each.path, "bytes": each.bytes, "age_seconds": round(each.age_seconds)}
+            for each in goes
+        ],
+    }
 
 
 def show_results(results: Sequence[Result], as_json: bool) -> None:

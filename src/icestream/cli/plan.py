@@ -1,101 +1,98 @@
-"""`plan`: the whiteboard table, interval → freshness → files → compaction, for each table."""
+"""How `plan` shows its findings: topics, tables, the whiteboard of each rate, memory."""
 
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 
 import humanize
 
-from icestream.catalogs import catalog_for
 from icestream.cli import output
-from icestream.config.model import Pipeline as Config
-from icestream.config.options.maintenance import Maintenance
-from icestream.config.options.table import TableRule
 from icestream.config.values import format_duration
-from icestream.errors import UsageError
-from icestream.inventory import answering, routed_tables
-from icestream.maintain.compaction import Compaction
-from icestream.maintain.forecast import DAY, Forecast, Rate, measured, whiteboard
-from icestream.maintain.past import past_of
-from icestream.maintain.policy import bytes_per_s
-from icestream.observe import history
-from icestream.route import Router
+from icestream.maintain.forecast import Forecast, Rate
+from icestream.plan import Plan, TablePlan, make_plan
+from icestream.plan.changes import Change
+from icestream.plan.memory import Need, total
 
-_BYTES = 100.0  # of a record as stored, if nobody says it: events of a few fields, compressed
-_MOST = 5  # tables that are shown to people; machines get all
+__all__ = ["make_plan", "show_plan"]
 
-
-@dataclass(frozen=True)
-class TablePlan:
-    """A table's rate, and what each interval makes of it."""
-
-    table: str
-    rate: Rate
-    lines: tuple[Forecast, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The plans of a pipeline's tables, the busiest first."""
-
-    pipeline: str
-    interval: float | None  # the pipeline's own, in seconds; None: once
-    compaction: bool
-    tables: tuple[TablePlan, ...]
-
-
-def make_plan(config: Config, rate: float | None, record_bytes: float | None) -> Plan:
-    """By rates that were measured in the last day, or by the one that is told."""
-    interval = config.commit_interval
-    own = interval.total_seconds() if isinstance(interval, timedelta) else None
-    options = config.maintenance or Maintenance(rewrite_data_files=False)
-    speed = bytes_per_s(past_of(config, time.time()))
-    plans = []
-    for name, rule, each in _rates(config, rate, record_bytes):
-        rules = Compaction.of(
-            options.rewrite_data_files or {}, rule.properties, rule.mode == "upsert"
-        )
-        lines = whiteboard(each, own, rules, options.every.total_seconds(), speed)
-        plans.append(TablePlan(name, each, tuple(lines)))
-    plans.sort(key=lambda plan: -plan.rate.bytes_per_day)
-    return Plan(config.name, own, options.rewrite_data_files is not False, tuple(plans))
-
-
-def _rates(
-    config: Config, rate: float | None, record_bytes: float | None
-) -> Sequence[tuple[str, TableRule, Rate]]:
-    if rate is not None:
-        said = Rate(rate, record_bytes or _BYTES)
-        fixed = Router(config).fixed()
-        rule = fixed[0].rule if fixed else next(each for each in config.tables if not each.skip)
-        return [(fixed[0].table if len(fixed) == 1 else "each table", rule, said)]
-    with answering(config.catalog.name):
-        tables = routed_tables(config, catalog_for(config.catalog).open())
-    state, since = Path(config.state_location), time.time() - DAY
-    found = [
-        (name, rule, known)
-        for name, rule in tables
-        if (known := measured(history.commits(state, config.name, name, since)))
-    ]
-    if not found:
-        raise UsageError(
-            "no commits of the last day are remembered here, so the rate is not known",
-            hint="say it: `icestream plan --rate 5000 --record-bytes 100`",
-        )
-    return found
+_MOST = 5  # tables that are shown whole to people; machines get all
+_MOST_TOPICS = 20
 
 
 def show_plan(plan: Plan, as_json: bool) -> None:
-    """The whiteboard, within 80 columns, or for machines."""
+    """The sections for people, or for machines."""
     if as_json:
         output.result_json(asdict(plan))
         return
+    for text in plan.troubles:
+        output.warning(text)
+    _show_topics(plan)
+    _show_tables(plan)
+    _show_rates(plan)
+    _show_memory(plan.memory)
+
+
+def _show_topics(plan: Plan) -> None:
+    output.result("topics")
+    for each in plan.topics[:_MOST_TOPICS]:
+        output.result(f"  {each.topic} → {each.table or f'nowhere: {each.why}'}")
+    if len(plan.topics) > _MOST_TOPICS:
+        output.result(f"  and {len(plan.topics) - _MOST_TOPICS:,} more")
+    if not plan.topics:
+        output.result("  none is known yet")
+
+
+def _show_tables(plan: Plan) -> None:
     for each in plan.tables[:_MOST]:
-        _show_table(each, plan)
+        output.result("")
+        for line in _table_lines(each):
+            output.result(line)
     if left := plan.tables[_MOST:]:
-        output.result(f"{len(left)} tables with less are left out: {left[0].table} …")
+        output.result(f"\nand {len(left):,} tables more, {left[0].table} …: --json has all")
+
+
+def _table_lines(plan: TablePlan) -> Iterator[str]:
+    mode = plan.mode + (f" by {', '.join(plan.keys)}" if plan.keys else "")
+    state = f"is there, {plan.rows or 0:,} rows" if plan.exists else "would be created"
+    looked = f"; records looked at: {plan.sampled:,}" if plan.sampled else ""
+    yield f"{plan.table}: {mode}, {state}{looked}"
+    for statement in plan.ddl:
+        yield from (f"  {line}" for line in f"{statement};".splitlines())
+    for change in plan.changes:
+        yield f"  {_change(change)}"
+    if plan.exists and not plan.changes:
+        yield "  its columns stay as they are"
+    for note in plan.notes:
+        yield f"  note: {note}"
+
+
+def _change(change: Change) -> str:
+    when = "at the start" if change.when == "start" else "with the first such record"
+    match change.kind:
+        case "add":
+            return f"{when}: add column {change.column} {change.type}"
+        case "widen":
+            return f"{when}: widen column {change.column} {change.was} → {change.type}"
+        case "lay out":
+            return f"{when}: lay out, {change.column}"
+
+
+def _show_rates(plan: Plan) -> None:
+    boards: dict[tuple[Rate, tuple[Forecast, ...]], list[str]] = {}
+    for each in plan.tables:
+        if each.rate is not None:
+            boards.setdefault((each.rate, each.lines), []).append(each.table)
+    output.result("")
+    for (rate, lines), names in list(boards.items())[:_MOST]:
+        _show_board(names[0] if len(names) == 1 else "each table", rate, lines, plan)
+    if left := list(boards.values())[_MOST:]:
+        output.result(f"{len(left)} tables with less are left out: {left[0][0]} …")
+    if not boards:
+        output.result(
+            "rates are not known, as no commits of the last day are remembered here; "
+            "say one:\n  icestream plan --rate 5000 --record-bytes 100"
+        )
+        return
     output.result("fresh: age of the oldest row at its commit; all numbers are for one day")
     if plan.compaction:
         output.result("after: files after compaction; core: share of one that compaction takes")
@@ -103,33 +100,44 @@ def show_plan(plan: Plan, as_json: bool) -> None:
         output.result("compaction is off: files stay as they are committed")
 
 
-def _show_table(plan: TablePlan, pipeline: Plan) -> None:
-    rate = plan.rate
+def _show_board(name: str, rate: Rate, lines: tuple[Forecast, ...], plan: Plan) -> None:
     source = f"measured over {rate.measured:,} commits" if rate.measured else "as told"
     shown = (
         f"{rate.records_per_s:,.0f}" if rate.records_per_s >= 10 else f"{rate.records_per_s:.1f}"
     )
     output.result(
-        f"{plan.table}: {shown} records/s, {rate.bytes_per_record:,.0f} bytes each as stored, "
-        f"{source}"
+        f"{name}: {shown} records/s, {rate.bytes_per_record:,.0f} bytes each as stored, {source}"
     )
     output.table(
         ("interval", "fresh", "commits", "files", "each", "after", "rewritten", "core"),
         [
             (
                 format_duration(timedelta(seconds=line.interval))
-                + " ←" * (line.interval == pipeline.interval),
+                + " ←" * (line.interval == plan.interval),
                 _age(line.freshness),
                 round(line.commits),
                 round(line.files),
                 humanize.naturalsize(line.file_bytes),
-                round(line.files_after) if pipeline.compaction else None,
-                _rewritten(line) if pipeline.compaction else None,
-                f"{line.core_share:.1%}" if pipeline.compaction else None,
+                round(line.files_after) if plan.compaction else None,
+                _rewritten(line) if plan.compaction else None,
+                f"{line.core_share:.1%}" if plan.compaction else None,
             )
-            for line in plan.lines
+            for line in lines
         ],
     )
+
+
+def _show_memory(needs: tuple[Need, ...]) -> None:
+    about = humanize.naturalsize(total(needs), binary=True)
+    output.result(f"\nmemory, about {about} with all of it at work")
+    for each in needs:
+        size = each.memory_bytes if each.disk_bytes is None else each.disk_bytes
+        place = "" if each.disk_bytes is None else " on disk"
+        told = "grows with its keys"
+        if size is not None:
+            told = humanize.naturalsize(size, binary=True) + place
+        output.result(f"  {each.what}: {told} ({each.kind})")
+        output.result(f"    {each.why}")
 
 
 def _rewritten(line: Forecast) -> str:

@@ -7,7 +7,7 @@ have stood still. So what our names say decides, and age only where they say not
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -113,13 +113,30 @@ class _Nothing:
         implements = ("java.util.function.Consumer",)
 
 
+@dataclass(frozen=True)
+class Listed:
+    """What was found beside a table, and what of it may go."""
+
+    base: Base = field(repr=False)
+    found: list[Orphan]
+    goes: list[Orphan]
+
+
+def listed(
+    jvm: Any, actions: Any, tables: IcebergTables, name: str, older_than: timedelta
+) -> Listed:
+    """Find what no snapshot names, and which of it may not be committed any more."""
+    base = tables.load(name).base
+    found = find(jvm, actions, base, name, older_than)
+    return Listed(base, found, removable(found, base.document, older_than))
+
+
 def remove_orphans(
     jvm: Any, actions: Any, tables: IcebergTables, action: Action, older_than: timedelta
 ) -> Result:
-    """Find what no snapshot names, keep what may still be committed, remove the rest."""
-    base = tables.load(action.table).base
-    found = find(jvm, actions, base, action.table, older_than)
-    goes = removable(found, base.document, older_than)
+    """Remove what is listed; what may still be committed stays."""
+    look = listed(jvm, actions, tables, action.table, older_than)
+    base, found, goes = look.base, look.found, look.goes
     failpoint("orphans-found")
     if goes:
         # In the driver, in bulk where the storage can: one file that resists stops no other.

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
 
 from icestream.errors import BadRecord, ConfigError, SchemaRefused
 from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, Changes, Decoded, duck
@@ -28,15 +30,21 @@ class Terms:
     truncate: str = "apply"  # apply · stop · ignore
 
 
-def judged(records: pa.RecordBatch, decoded: Decoded, terms: Terms) -> Decoded:
-    """Add what the format did not say; a key that is not whole makes a record bad."""
+def judged(
+    records: pa.RecordBatch, decoded: Decoded, terms: Terms, hidden: Sequence[str] = ()
+) -> Decoded:
+    """Add what the format did not say; a key that is not whole makes a record bad.
+
+    `hidden` columns are there for the order alone, and go.
+    """
     columns = decoded.columns
     _refuse_unknown(terms.keys, columns, "keys")
     changes = decoded.changes or _plain(columns, terms)
     if terms.sequence_by:
-        _refuse_unknown(terms.sequence_by, columns, "sequence_by")
-        told = encode_sequence([columns.column(name) for name in terms.sequence_by])
+        told = encode_sequence([ordering(columns, name) for name in terms.sequence_by])
         changes = replace(changes, sequence=told.cast(pa.binary()))
+    if hidden:
+        columns = columns.drop_columns(list(hidden))
     ops: NDArray[np.int8] = changes.op.to_numpy()
     errors = _without_key(decoded.errors, columns, terms.keys, ops)
     if (ops == TRUNCATE).any():
@@ -46,6 +54,44 @@ def judged(records: pa.RecordBatch, decoded: Decoded, terms: Terms) -> Decoded:
         columns, changes = _softened(columns, changes, ops, terms.keys)
     columns = columns.append_column(SEQUENCE, changes.sequence.cast(pa.large_binary()))
     return replace(decoded, columns=columns, errors=errors, changes=changes)
+
+
+def hidden_fields(
+    sequence_by: Sequence[str], schema: Schema, record_format: object
+) -> tuple[NestedField, ...]:
+    """What must be decoded to know the order, and is no column of the table.
+
+    Debezium's envelope has it beside the row: `source.lsn` is decoded as `__source_lsn`.
+    """
+    tell = getattr(record_format, "envelope_field", None)
+    names = {each.name for each in schema.fields}
+    told = [tell(path) for path in sequence_by if path not in names] if tell else []
+    return tuple(each for each in told if each is not None and each.name not in names)
+
+
+def _hidden(path: str) -> str:
+    return f"__{path.replace('.', '_')}"
+
+
+def ordering(columns: pa.RecordBatch, path: str) -> pa.Array:
+    """A column, a field within one (`meta.version`), or one of the envelope (`source.lsn`)."""
+    there = columns.schema.names
+    if path not in there and _hidden(path) in there:
+        path = _hidden(path)
+    first, *rest = [path] if path in there else path.split(".")
+    if first not in there or not _leads(columns.schema.field(first).type, rest):
+        _refuse_unknown([path], columns, "sequence_by")
+    column = columns.column(first)
+    return pc.struct_field(column, rest) if rest else column
+
+
+def _leads(kind: pa.DataType, names: Sequence[str]) -> bool:
+    """Whether there are such fields within a column, each in the one before it."""
+    for name in names:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return False
+        kind = kind.field(name).type
+    return True
 
 
 def _plain(columns: pa.RecordBatch, terms: Terms) -> Changes:

@@ -79,19 +79,23 @@ def _compare(config: Config, rule: TableRule, main: Looked, aside: Looked | None
         text = f"a source of type `{config.source.type}` cannot be asked for its records again"
         main.findings.done("source", text, looked=False)
         return
-    if main.table and keys_of(rule, main.table.properties):
-        told = "a mirror has rows, not records: compare it with the source's own table"
-        main.findings.done("source", told, looked=False)
-        return
     damaged = main.damaged or (aside is not None and aside.damaged)
-    if damaged or not (main.rows and main.table and main.chain and main.live is not None):
+    keys = keys_of(rule, main.table.properties) if main.table else None
+    told_apart = main.rows is not None or bool(keys)
+    if damaged or not (told_apart and main.table and main.chain and main.live is not None):
         main.findings.done("source", "rows could not be read, or not told apart", looked=False)
         return
-    from icestream.verify.source import Compared, check_source
+    from icestream.verify.broker import Compared
+    from icestream.verify.mirror import check_mirror
+    from icestream.verify.source import check_source
 
+    landed = main.rows.sets if main.rows else {}
     quarantined = aside.rows.sets if aside and aside.rows else {}
-    side = Compared(main.table, main.live, main.chain, main.rows.sets, quarantined, main.terms)
-    check_source(config, rule, side, main.findings)
+    side = Compared(main.table, main.live, main.chain, landed, quarantined, main.terms)
+    if keys:
+        check_mirror(config, rule, keys, side, main.findings)
+    else:
+        check_source(config, rule, side, main.findings)
 
 
 def _look(

@@ -1,9 +1,6 @@
 """Values: rows by a digest of their columns, in a DuckDB file that spills to disk."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import duckdb
@@ -14,11 +11,11 @@ from pyiceberg.table import Table
 
 from icestream.arrow import arrow_schema
 from icestream.verify.scan import ORIGIN, batches, tasks
+from icestream.verify.scratch import number, quoted
 from icestream.write.arrow import conform
 
 Place = tuple[str, int, int]  # topic, partition, offset
 
-_MEMORY = "1GB"
 _LONGEST = 80  # characters of a value that are told
 
 _TABLE = """
@@ -35,27 +32,12 @@ _DIFFERING = """
 class Digests:
     """What rows should be and what they are, each as 64 bits."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, database: duckdb.DuckDBPyConnection, columns: Sequence[str]) -> None:
         self._columns = tuple(columns)
-        self._folder = tempfile.TemporaryDirectory(prefix="icestream-verify-")
-        self._database = duckdb.connect(
-            str(Path(self._folder.name) / "digests.db"), config={"memory_limit": _MEMORY}
-        )
+        self._database = database
         for name in ("expected", "found"):
             self._database.execute(_TABLE.format(name=name))
         self.compared = 0
-
-    def __enter__(self) -> "Digests":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._database.close()
-        self._folder.cleanup()
 
     def expect(self, rows: pa.RecordBatch) -> None:
         """Take rows as the records say that they are."""
@@ -70,22 +52,17 @@ class Digests:
 
     def differing(self, most: int) -> tuple[int, list[Place]]:
         """How many rows differ from their records, and which the first are."""
-        self.compared = self._number(
-            'SELECT count(*) FROM expected JOIN found USING (topic, partition, "offset")'
-        )
-        total = self._number(f"SELECT count(*) FROM ({_DIFFERING})")
+        both = 'SELECT count(*) FROM expected JOIN found USING (topic, partition, "offset")'
+        self.compared = number(self._database, both)
+        total = number(self._database, f"SELECT count(*) FROM ({_DIFFERING})")
         rows = self._database.execute(f"{_DIFFERING} LIMIT {most}").fetchall()
         return total, [(topic, partition, offset) for topic, partition, offset in rows]
-
-    def _number(self, query: str) -> int:
-        row = self._database.execute(query).fetchone()
-        return int(row[0]) if row else 0
 
     def _insert(self, name: str, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
             return
-        columns = ", ".join(_quoted(column) for column in self._columns)
-        origin = ", ".join(_quoted(column) for column in ORIGIN)
+        columns = ", ".join(quoted(column) for column in self._columns)
+        origin = ", ".join(quoted(column) for column in ORIGIN)
         self._database.register("given", pa.Table.from_batches([rows]))
         self._database.execute(f"INSERT INTO {name} SELECT {origin}, hash({columns}) FROM given")
         self._database.unregister("given")
@@ -107,13 +84,10 @@ def differing(
                 wanted = expected.get(place, row)
                 for column in columns:
                     if repr(row[column]) != repr(wanted[column]):
-                        yield place, column, _told(wanted[column]), _told(row[column])
+                        yield place, column, told(wanted[column]), told(row[column])
 
 
-def _told(value: Any) -> str:
+def told(value: Any) -> str:
+    """A value for people, cut where it is long."""
     text = repr(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -15,7 +15,7 @@ from icestream.schema import METADATA_COLUMNS, OUR_NAMES, NewField
 from icestream.write.design import KEYS_PROPERTY, Design, laid_out_columns, layout_is_known
 from icestream.write.target import StageTarget
 
-_DEFAULTS = {
+DEFAULTS = {
     "format-version": "2",
     # One metadata file per commit must not pile up: the table itself remembers what it needs.
     "write.metadata.delete-after-commit.enabled": "true",
@@ -42,7 +42,7 @@ class Builder:
             builder = self._catalog.buildTable(identifier, schema)
             builder = builder.withProperties(
                 {
-                    **_DEFAULTS,
+                    **DEFAULTS,
                     **({"comment": design.comment} if design.comment else {}),
                     **design.properties,
                 }

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
-from pyiceberg.types import IcebergType, StringType
+from pyiceberg.types import IcebergType, LongType, NestedField, StringType
 
 from icestream.arrow import arrow_schema
 from icestream.formats import DELETE, IGNORE, UPSERT, Changes, Decoded, duck, reasons
@@ -32,6 +32,7 @@ from icestream.schema import NewField, Rule, is_wider, merge_new_fields
 Rows = npt.NDArray[np.int64]
 
 _NO_KEY = "a delete without `before`, and without a key that is one of the table"
+_NO_COLUMN = 1 << 30  # as a field id: of none in the table
 _SAMPLE = 1000  # records that are looked at for a key
 _UNITS: tuple[Unit, ...] = ("ms", "us", "ns")
 
@@ -50,6 +51,14 @@ class DebeziumFormat:
 
     def default_schema(self) -> None:
         """Events say what their columns are, if anything does."""
+
+    def envelope_field(self, path: str) -> NestedField | None:
+        """Give the column that `decode` fills with a field of the source: `source.lsn`."""
+        first, _, name = path.partition(".")
+        if first != "source" or not name:
+            return None
+        kind = LongType() if name in position.NUMBERS else StringType()
+        return NestedField(_NO_COLUMN, f"__source_{name}", kind)
 
     def key_columns(self, records: pa.RecordBatch) -> tuple[str, ...] | None:
         """Give the names of the key columns, as the first row with a key has them; None: none."""

@@ -29,6 +29,12 @@ from icestream.formats.jsonbytes import characters
 from icestream.formats.jsonkeys import places, where
 from icestream.formats.sequence import big_endian, fixed
 
+# Fields of a source that compare as numbers; others, such as a binlog's file, do as text.
+NUMBERS = frozenset(
+    {"lsn", "pos", "row", "scn", "commit_scn", "event_serial_no", "txId", "xmin"}
+    | {"ts_ms", "ts_us", "ts_ns"}
+)
+
 Fields = Mapping[str, pa.StringArray]
 Words = npt.NDArray[np.uint64]
 

@@ -1,0 +1,75 @@
+"""DDL: pure, a table as it would be made, written as the Spark SQL that makes the same one."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pyiceberg.types import NestedField
+
+from icestream.config.ddl import PartitionField, SortField, format_type, quoted
+from icestream.write.design import Design, layout_is_known
+
+_PLURAL = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
+_SECRET = re.compile(r"secret|password|token|credential|(?<!icestream\.)key", re.IGNORECASE)
+HIDDEN = "(hidden)"
+
+
+def create_statements(
+    catalog: str, design: Design, fields: Sequence[NestedField], properties: Mapping[str, str]
+) -> tuple[str, ...]:
+    """CREATE TABLE, and the order of its rows, for which Spark has a statement of its own."""
+    name = table_name(catalog, design.name)
+    known = layout_is_known(design, fields)
+    columns = ",\n".join(f"  {_column(field)}" for field in fields)
+    parts = [f"CREATE TABLE {name} (\n{columns}\n) USING iceberg"]
+    if design.partition_by and known:
+        parts.append(f"PARTITIONED BY ({partition_text(design)})")
+    if design.comment:
+        parts.append(f"COMMENT {_text(design.comment)}")
+    if properties:
+        set_to = ",\n".join(
+            f"  {_text(key)} = {_value(key, properties[key])}" for key in properties
+        )
+        parts.append(f"TBLPROPERTIES (\n{set_to}\n)")
+    ordered = f"ALTER TABLE {name} WRITE LOCALLY ORDERED BY {order_text(design)}"
+    return ("\n".join(parts), *([ordered] if design.sort_by and known else []))
+
+
+def table_name(catalog: str, name: str) -> str:
+    """`lake.shop.orders`, each part in backticks if it needs them."""
+    return ".".join(quoted(part) for part in (catalog, *name.split(".")))
+
+
+def partition_text(design: Design) -> str:
+    """What is in the brackets of PARTITIONED BY."""
+    return ", ".join(_term(each) for each in design.partition_by)
+
+
+def order_text(design: Design) -> str:
+    """What follows ORDERED BY."""
+    return ", ".join(
+        f"{_term(each)} {'ASC' if each.ascending else 'DESC'} "
+        f"NULLS {'FIRST' if each.nulls_first else 'LAST'}"
+        for each in design.sort_by
+    )
+
+
+def _column(field: NestedField) -> str:
+    comment = f" COMMENT {_text(field.doc)}" if field.doc else ""
+    return f"{quoted(field.name)} {format_type(field.field_type)}{comment}"
+
+
+def _term(part: PartitionField | SortField) -> str:
+    column = ".".join(quoted(each) for each in part.column.split("."))
+    if part.transform == "identity":
+        return column
+    number = "" if part.argument is None else f"{part.argument}, "
+    return f"{_PLURAL.get(part.transform, part.transform)}({number}{column})"
+
+
+def _value(key: str, value: str) -> str:
+    """What may be a secret is not shown."""
+    return _text(HIDDEN if _SECRET.search(key) else value)
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,188 @@
+"""The broker's side of a comparison: which ranges it still has, and its records there."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from icestream.commit.marker import Positions
+from icestream.config.options.source import KafkaSource
+from icestream.sources.kafka.causes import Causes
+from icestream.sources.kafka.client import REQUEST_SECONDS, Cluster
+from icestream.sources.kafka.properties import SECRETS, librdkafka
+from icestream.sources.kafka.sample import Sample
+from icestream.verify.chain import Chain
+from icestream.verify.offsets import Offsets, Partition, Sets, runs
+from icestream.verify.report import MOST, Findings
+from icestream.verify.rows import Terms
+
+_AT_ONCE = 20_000  # records that are held at a time
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The table's side."""
+
+    table: Table
+    live: Sequence[DataFile]
+    chain: Chain
+    landed: Sets
+    aside: Sets
+    terms: Terms
+
+
+@dataclass
+class Seen:
+    """The broker's side, in the ranges that could be compared."""
+
+    begin: dict[str, dict[int, int]] = field(default_factory=dict)
+    ends: dict[str, dict[int, int]] = field(default_factory=dict)
+    good: Offsets = field(default_factory=Offsets)
+    bad: Offsets = field(default_factory=Offsets)  # records that do not decode
+    thinned: frozenset[str] = frozenset()  # topics whose records compaction removes
+    short: set[Partition] = field(default_factory=set)  # that lack records of the table's range
+    unchecked: int = 0
+
+
+def ranges(options: KafkaSource, side: Compared, findings: Findings) -> Seen:
+    """What to read: from the table's start to its marker, as far as the broker still has it."""
+    marker = side.chain.marker
+    seen = Seen()
+    if marker is None:
+        return seen
+    cluster = Cluster(options.bootstrap_servers, options.options)
+    try:
+        topics = cluster.describe(list(marker.positions))
+        usable: dict[str, list[int]] = {}
+        for stream, partitions in marker.positions.items():
+            known = marker.stream_ids.get(stream)
+            why = None
+            if stream not in topics:
+                why = "is not on the broker any more"
+            elif known and topics[stream].id and topics[stream].id != known:
+                why = "was created again: its records are others"
+            elif stream in side.chain.reused or stream in side.terms.others:
+                why = "has offsets that do not tell records apart"
+            if why:
+                findings.note(f"topic `{stream}` {why}; unchecked")
+                seen.unchecked += sum(partitions.values())
+                seen.short |= {(stream, number) for number in partitions}
+            else:
+                usable[stream] = [n for n in partitions if n in topics[stream].partitions]
+        earliest = cluster.earliest(usable)
+    finally:
+        cluster.close()
+    for stream, numbers in usable.items():
+        for number in numbers:
+            stop = marker.positions[stream][number]
+            start = _start(side, options, stream, number)
+            first = min(stop, max(start, earliest[stream][number]))
+            seen.unchecked += max(0, first - start)
+            seen.begin.setdefault(stream, {})[number] = first
+            seen.ends.setdefault(stream, {})[number] = stop
+            if first > start:
+                seen.short.add((stream, number))
+                findings.note(
+                    f"{stream}/{number} {start} to {first}: removed from the broker, unchecked"
+                )
+    seen.thinned = _thinned(options, list(usable), findings)
+    return seen
+
+
+def _start(side: Compared, options: KafkaSource, stream: str, number: int) -> int:
+    """Where the table began: by its first claim, or where that has expired by its first row."""
+    known = side.chain.start.get(stream, {}).get(number)
+    if known is not None:
+        return known
+    if options.start == "earliest" or side.chain.whole:  # one that came later has been read whole
+        return 0
+    found = [s[stream, number] for s in (side.landed, side.aside) if (stream, number) in s]
+    marker = side.chain.marker
+    end = marker.positions[stream][number] if marker else 0
+    return min((each.min() for each in found if each), default=end)
+
+
+def _thinned(options: KafkaSource, topics: Sequence[str], findings: Findings) -> frozenset[str]:
+    """Topics with `cleanup.policy=compact`: there a row may outlive its record."""
+    if not topics:
+        return frozenset()
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    found = set()
+    settings = _settings(options)
+    quiet = Causes(settings, SECRETS)  # librdkafka prints what nobody listens to
+    callbacks: dict[str, Any] = {"error_cb": quiet.error, "logger": quiet}
+    with AdminClient({**settings, **callbacks}) as admin:
+        answers = admin.describe_configs(resources, request_timeout=REQUEST_SECONDS)
+        for resource, future in answers.items():
+            try:
+                policy = future.result(REQUEST_SECONDS)["cleanup.policy"].value
+            except (KafkaException, TimeoutError):
+                findings.note(
+                    f"topic `{resource.name}`: we may not read whether it is compacted, so that "
+                    "rows without a record are no finding"
+                )
+                policy = "compact"
+            if "compact" in str(policy):
+                found.add(resource.name)
+    return frozenset(found)
+
+
+def _settings(options: KafkaSource) -> dict[str, Any]:
+    return dict(librdkafka(options.bootstrap_servers, options.options))
+
+
+def records(options: KafkaSource, begin: Positions, ends: Positions) -> Iterator[pa.RecordBatch]:
+    """The broker's records in these ranges, some thousands at a time, of one partition each."""
+    group = options.options.get("kafka.group.id") or (
+        options.options.get("groupIdPrefix", "icestream") + "-verify"
+    )
+    settings = {**_settings(options), "group.id": group}
+    # One partition after the other: of several, a sample may leave out a record at a round's end.
+    for stream, partitions in begin.items():
+        for number, first in partitions.items():
+            stop = {stream: {number: ends[stream][number]}}
+            with Sample(settings, {stream: {number: first}}, stop) as sample:
+                while batches := list(sample.batches(_AT_ONCE)):
+                    yield from batches
+
+
+def record(options: KafkaSource, topic: str, partition: int, offset: int) -> pa.RecordBatch:
+    """A single one."""
+    return next(records(options, {topic: {partition: offset}}, {topic: {partition: offset + 1}}))
+
+
+def missing_bad(seen: Seen, side: Compared, findings: Findings) -> None:
+    """Records that do not decode were set aside, or counted as dropped."""
+    marker = side.chain.marker
+    dropped = marker.counts.dropped if marker else 0
+    gone = 0
+    for key, found in seen.bad.sets.items():
+        left = minus(found, side.landed.get(key), side.aside.get(key))
+        gone += len(left)
+        if gone > dropped:
+            for start, stop, count in runs(left, MOST):
+                findings.add(
+                    "source",
+                    "missing",
+                    f"bad records set aside; {dropped} were dropped",
+                    f"{gone} bad records are nowhere",
+                    stream=key[0],
+                    partition=key[1],
+                    start=start,
+                    stop=stop,
+                    records=min(count, gone - dropped),
+                    harm="lost",
+                )
+
+
+def minus(found: Any, *others: Any) -> Any:
+    """One set without some others."""
+    for other in others:
+        if other is not None:
+            found = found - other
+    return found
