@@ -121,6 +121,15 @@ def test_or_from_the_row_in_the_table():
     assert folded(one, table({}, {1: 1})).orphans.tolist() == [True], "it was deleted"
 
 
+def test_a_delete_counts_though_a_change_after_it_comes_to_nothing():
+    late = Event(1, at=3, b=None, lacks=frozenset("b"))
+    result = folded([Event(1, DELETE, at=2), late], table({1: 1}, {}))
+    assert result.orphans.tolist() == [True], "its record is bad"
+    assert result.dead.tolist() == result.deleted.tolist() == [True]
+    assert result.deletes.to_pylist() == [sequence(2)]
+    assert folded([late], table({}, {1: 1})).deleted.tolist() == [False]
+
+
 def test_what_is_strictly_older_than_the_table_loses():
     look_up = table({1: 5}, {2: 5})
     result = folded([Event(1, at=4), Event(2, at=4), Event(3, at=4)], look_up)
@@ -205,9 +214,10 @@ def model(events, held, deleted):
             if e.key == key and e.op != IGNORE and e.at >= floor
         ]
         state = {"a": "?", "b": "?"} if key in held else None
+        deletes = False
         for _, _, event in sorted(mine, key=lambda each: each[:2]):
             if event.op == DELETE:
-                state = "deleted"
+                state, deletes = "deleted", True
                 continue
             known = state if isinstance(state, dict) else {}
             state = {
@@ -220,6 +230,8 @@ def model(events, held, deleted):
             gone.add(key)
         elif "orphan" in state.values():
             orphans.add(key)
+            if deletes:
+                gone.add(key)
         else:
             rows[key] = (state["a"], state["b"])
     return rows, gone, orphans

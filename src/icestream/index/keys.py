@@ -18,6 +18,9 @@ from icestream.formats.duck import connection
 Hashes = NDArray[np.uint64]  # one row per key: high word, low word
 Matrix = NDArray[np.uint8]  # one row per key, so many bytes each
 
+# Stands for all keys at once, where a truncate leaves its tombstone.
+EVERY_KEY: Hashes = np.full((1, 2), ~np.uint64(0))
+
 _AT_ONCE = 1 << 16  # rows; kilobyte keys are copied once, in pieces that stay small
 _HASH = """
     SELECT (h >> 64)::UBIGINT AS hi, (h & 18446744073709551615::UHUGEINT)::UBIGINT AS lo

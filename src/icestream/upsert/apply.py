@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from pyiceberg.schema import Schema
 from icestream.arrow import arrow_schema
 from icestream.index.bucket import Found
 from icestream.index.entries import Entries, concat, rows, tombstones
-from icestream.index.keys import Hashes, bucket_of, key_hashes
+from icestream.index.keys import EVERY_KEY, Hashes, bucket_of, key_hashes
 from icestream.index.reader import Reader
 from icestream.index.sequences import Sequences
 from icestream.index.tombstones import write_tombstones
@@ -85,7 +86,7 @@ class Applier:
         changes, emptied = truncated(changes)
         if emptied is not None:
             self._truncate(emptied, buckets)
-        changes = in_order(changes)
+        changes = in_order(self._after_truncates(changes))
         if not len(changes):
             return None
         folded = fold(changes, self._look_up, self._whole_sequences)
@@ -96,7 +97,7 @@ class Applier:
         for number in np.unique(folded.found.file[folded.dead]).tolist():
             hit = folded.dead & (folded.found.file == number)
             self._dead.setdefault(number, []).append(folded.found.position[hit].astype(np.int64))
-        self._entomb(last.hashes[folded.deleted], last.sequence.filter(pa.array(folded.deleted)))
+        self._entomb(last.hashes[folded.deleted], folded.deletes)
         fresh = np.flatnonzero(folded.upserts)
         if len(fresh):
             new = self._completed(folded).take(pa.array(fresh))
@@ -253,12 +254,34 @@ class Applier:
 
     # -- truncate ------------------------------------------------------------------------------
 
+    def _after_truncates(self, changes: Changes) -> Changes:
+        """Without those that a truncate of an earlier batch has already emptied out."""
+        told = self._truncates
+        if not told.tombstone[0]:
+            return changes
+        order = Sequences.of(changes.sequence, len(changes)).compare(
+            _repeated(told.sequences, len(changes))
+        )
+        return changes if (order != -1).all() else changes.take(np.flatnonzero(order != -1))
+
+    @cached_property
+    def _truncates(self) -> Found:
+        """What is known of the last one."""
+        return self._look_up(EVERY_KEY)
+
     def _truncate(self, sequence: pa.BinaryArray, buckets: Iterable[int]) -> None:
-        """All rows that are not newer die, and leave tombstones: they may be delivered again."""
+        """All rows that are not newer die, and leave tombstones: they may be delivered again.
+
+        So may rows that nobody has seen yet, hence one more tombstone for all of them.
+        """
         place = Sequences.of(sequence, 1)
+        known = self._truncates
+        newer = not known.tombstone[0] or place.compare(known.sequences)[0] != -1
         for bucket in buckets:
+            if newer and bucket == bucket_of(EVERY_KEY, self._mirror.index.buckets)[0]:
+                self._entomb(EVERY_KEY, sequence)
             for entries in self._mirror.index.live(bucket):
-                at = Sequences(*(np.repeat(getattr(place, n), len(entries)) for n in _WORDS))
+                at = _repeated(place, len(entries))
                 old = entries.take(np.flatnonzero(entries.sequences.compare(at) != 1))
                 for number in np.unique(old.file).tolist():
                     hit = old.position[old.file == number].astype(np.int64)
@@ -267,7 +290,8 @@ class Applier:
                 self._entomb(hashes, sequence.take(pa.array(np.zeros(len(old), dtype=np.int64))))
 
 
-_WORDS = ("hi", "lo", "size")
+def _repeated(one: Sequences, count: int) -> Sequences:
+    return Sequences(*(np.repeat(getattr(one, name), count) for name in ("hi", "lo", "size")))
 
 
 def _replaced(batch: pa.RecordBatch, at: int, values: pa.Table) -> pa.RecordBatch:

@@ -40,6 +40,8 @@ class Folded:
     lacks: tuple[Lack, ...]
     orphans: Flags  # a column is missing and there is nothing to take it from
     kept: Changes  # all changes that are not older than what the table had
+    ends: Places  # the places of the last ones among them
+    gone: Places  # and of the delete before, or -1
 
     @property
     def upserts(self) -> Flags:
@@ -48,16 +50,28 @@ class Folded:
         return found
 
     @property
+    def undone(self) -> Flags:
+        """Keys that were deleted before a change that comes to nothing: the delete counts."""
+        found: Flags = self.orphans & (self.gone >= 0)
+        return found
+
+    @property
     def deleted(self) -> Flags:
         """Keys that have none."""
-        found: Flags = self.last.ops == DELETE
+        found: Flags = (self.last.ops == DELETE) | self.undone
         return found
 
     @property
     def dead(self) -> Flags:
         """Keys whose row in the table dies."""
-        found: Flags = self.found.hit & ~self.orphans
+        found: Flags = self.found.hit & (~self.orphans | self.undone)
         return found
+
+    @property
+    def deletes(self) -> pa.BinaryArray:
+        """The sequences of the deletes, in the order of the deleted keys."""
+        at = np.where(self.undone, self.gone, self.ends)[self.deleted]
+        return self.kept.sequence.take(pa.array(at))
 
 
 def in_order(changes: Changes) -> Changes:
@@ -96,8 +110,11 @@ def fold(
         found = taken(found, kept)
         starts = _starts(changes.hashes)
     ends = np.append(starts, len(changes))[1:] - 1
-    last, lacks, orphans = _filled(changes, starts, ends, found)
-    return Folded(last, found, lacks, orphans, changes)
+    places = np.arange(len(changes))
+    gone = np.maximum.accumulate(np.where(changes.ops == DELETE, places, -1))
+    last, lacks, orphans = _filled(changes, starts, ends, found, gone)
+    before = np.where(gone[ends] >= starts, gone[ends], -1)
+    return Folded(last, found, lacks, orphans, changes, ends, before)
 
 
 def truncated(changes: Changes) -> tuple[Changes, pa.BinaryArray | None]:
@@ -141,7 +158,7 @@ def _stale(
 
 
 def _filled(
-    changes: Changes, starts: Places, ends: Places, found: Found
+    changes: Changes, starts: Places, ends: Places, found: Found, gone: Places
 ) -> tuple[Changes, tuple[Lack, ...], Flags]:
     """The last change of each key, with the columns it lacks from the changes before it."""
     last = changes.take(ends)
@@ -150,7 +167,6 @@ def _filled(
     rows = last.rows
     places = np.arange(len(changes))
     upserts = changes.ops == UPSERT
-    gone = np.maximum.accumulate(np.where(changes.ops == DELETE, places, -1))
     for column in changes.lacking:
         lacking = changes.lacks(column)
         carried = np.maximum.accumulate(np.where(upserts & ~lacking, places, -1))
