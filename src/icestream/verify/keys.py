@@ -1,14 +1,21 @@
 """Keys: in each snapshot of a mirror, one row for each key."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from pyiceberg.manifest import DataFile
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
 
 from icestream.index.keys import Hashes, key_hashes
 from icestream.verify.report import Findings
 from icestream.verify.scan import batches, tasks
+
+_NONE = np.zeros((0, 2), dtype=np.uint64)
+_POSITIONS = ["file_path", "pos"]
 
 
 class Keys:
@@ -18,17 +25,12 @@ class Keys:
         self._table = table
         self._keys = keys
         self._files: dict[tuple[str, ...], Hashes] = {}
+        self._deletes: dict[str, Mapping[str, NDArray[np.int64]]] = {}
 
     def check(self, snapshot_id: int, live: Sequence[DataFile], findings: Findings) -> int:
         """Judge one snapshot; → its rows."""
-        parts = [np.zeros((0, 2), dtype=np.uint64)]
-        for task in tasks(self._table, live, snapshot_id):
-            deletes = sorted(file.file_path for file in task.delete_files)
-            key = (task.file.file_path, *deletes)
-            if key not in self._files:
-                self._files[key] = self._read(task)
-            parts.append(self._files[key])
-        hashes = np.concatenate(parts)
+        found = [self._alive(task) for task in tasks(self._table, live, snapshot_id)]
+        hashes = np.concatenate([_NONE, *found])
         distinct = len(np.unique(hashes, axis=0))
         if distinct < len(hashes):
             findings.add(
@@ -42,9 +44,43 @@ class Keys:
             )
         return len(hashes)
 
-    def _read(self, task: FileScanTask) -> Hashes:
-        found = [
-            key_hashes([batch.column(name) for name in self._keys])
-            for batch in batches(self._table, task, self._keys)
-        ]
-        return np.concatenate([np.zeros((0, 2), dtype=np.uint64), *found])
+    def _alive(self, task: FileScanTask) -> Hashes:
+        """The keys of a data file's rows that no delete file names."""
+        path, deletes = task.file.file_path, task.delete_files
+        if not all(_has_positions(file) for file in deletes):
+            return self._read(task, *sorted(file.file_path for file in deletes))
+        hashes = self._read(FileScanTask(task.file))
+        alive = np.ones(len(hashes), dtype=bool)
+        for file in deletes:
+            if (dead := self._dead(file).get(path)) is not None:
+                alive[dead] = False
+        return hashes if alive.all() else hashes[alive]
+
+    def _read(self, task: FileScanTask, *deletes: str) -> Hashes:
+        key = (task.file.file_path, *deletes)
+        if key not in self._files:
+            found = [
+                key_hashes([batch.column(name) for name in self._keys])
+                for batch in batches(self._table, task, self._keys)
+            ]
+            self._files[key] = np.concatenate([_NONE, *found])
+        return self._files[key]
+
+    def _dead(self, file: DataFile) -> Mapping[str, NDArray[np.int64]]:
+        """The positions that a delete file names, by data file."""
+        if file.file_path not in self._deletes:
+            with self._table.io.new_input(file.file_path).open() as opened:
+                self._deletes[file.file_path] = _by_file(pq.read_table(opened, columns=_POSITIONS))
+        return self._deletes[file.file_path]
+
+
+def _has_positions(file: DataFile) -> bool:
+    position = file.content == DataFileContent.POSITION_DELETES
+    return position and file.file_format == FileFormat.PARQUET
+
+
+def _by_file(rows: pa.Table) -> dict[str, NDArray[np.int64]]:
+    coded = rows.column("file_path").combine_chunks().dictionary_encode()
+    codes: NDArray[Any] = coded.indices.to_numpy()
+    positions: NDArray[np.int64] = rows.column("pos").to_numpy()
+    return {path: positions[codes == n] for n, path in enumerate(coded.dictionary.to_pylist())}
