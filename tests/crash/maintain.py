@@ -40,7 +40,7 @@ def main(file: str) -> None:
                     flush=True,
                 )
             time.sleep(EVERY_SECONDS)
-        time.sleep(1)
+        time.sleep(1)  # no table was told: the catalog is being killed
 
 
 def _asked(spark: SparkSession, text: str) -> list[Row]:
