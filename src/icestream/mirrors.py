@@ -83,7 +83,8 @@ class Mirrors:
         gathered = work.table.name in self._gathered
         target = stage_target(document, prefix)
         location = str(document["location"])
-        mirror = Mirror(target, location, work.keys, work.index, work.commit_id, gathered)
+        until = work.batch.stop
+        mirror = Mirror(target, location, work.keys, work.index, work.commit_id, until, gathered)
         buckets = work.index.buckets
         records = _records(work) if self._counts else None
         groups = 1 if gathered else groups_of(records, self._widest.get(work.table.name), buckets)

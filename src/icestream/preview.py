@@ -15,7 +15,7 @@ from icestream.config.load import Loaded
 from icestream.config.model import Pipeline
 from icestream.formats import format_for
 from icestream.route import Router
-from icestream.schema import METADATA_NAMES, merge_new_fields, with_new_fields
+from icestream.schema import OUR_NAMES, merge_new_fields, with_new_fields
 from icestream.shape import Shape, split
 from icestream.sources import source_for
 from icestream.write.design import declared_columns, metadata_columns
@@ -54,7 +54,7 @@ def _decode(
     record_format = format_for(config.source.format)
     existing = _existing(config, name)
     schema = existing or Schema(*declared_columns(rule, record_format))
-    data = Schema(*(field for field in schema.fields if field.name not in METADATA_NAMES))
+    data = Schema(*(field for field in schema.fields if field.name not in OUR_NAMES))
     dropped = frozenset(rule.except_columns)
     while True:
         decoded = [

@@ -26,13 +26,20 @@ class People:
         self._made = 0
         self._log: list[list[tuple[int, int, str | None] | None]] = [[] for _ in range(PARTITIONS)]
 
+    def everyone(self) -> Iterator[tuple[int, str]]:
+        """All of them once, as they are at the beginning."""
+        return (self._change(key, late=False, gone=False) for key in range(self._keys))
+
     def change(self) -> tuple[int, str]:
         """The next one: an insert or update, sometimes a delete, a late one or a broken one."""
-        self._made += 1
         key = self._rng.randrange(self._keys)
-        late = self._rng.random() < 0.1
+        late, gone = self._rng.random() < 0.1, self._rng.random() < 0.1
+        return self._change(key, late, gone)
+
+    def _change(self, key: int, late: bool, gone: bool) -> tuple[int, str]:
+        self._made += 1
         version = self._made - (self._rng.randrange(2000) if late else 0)
-        name = None if self._rng.random() < 0.1 else f"name {self._made}"
+        name = None if gone else f"name {self._made}"
         text = json.dumps({"id": key, "version": version, "name": name, "gone": name is None})
         bad = self._made % BAD_EVERY == 0
         partition = key % PARTITIONS
@@ -53,9 +60,13 @@ class People:
         return {partition: len(log) for partition, log in enumerate(self._log)}
 
 
-def differences(people: People, table: Table) -> Iterator[str]:
-    """Compare each retained snapshot of the mirror with the truth at its own position."""
-    for snapshot in table.metadata.snapshots:
+def differences(people: People, table: Table, last: int | None = None) -> Iterator[str]:
+    """Compare each retained snapshot of the mirror with the truth at its own position.
+
+    Or the last ones only, of a mirror that is too large for that.
+    """
+    newest = sorted(table.metadata.snapshots, key=lambda each: -each.timestamp_ms)[:last]
+    for snapshot in newest:
         offsets = _offsets(snapshot, table)
         if offsets is None:
             continue  # older than any position that is still known

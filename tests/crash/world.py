@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from servers import create_topic
 
 PARTITIONS = {"orders": 3, "clicks": 1}
 BAD_EVERY = 97
+BUFFERED = 50_000
 PATIENCE_SECONDS = 240
 CONFIG = """\
 name: chaos
@@ -48,8 +50,10 @@ tables:
     apply_as_deletes: gone
     columns: {{id: bigint, version: bigint, name: string, gone: boolean}}
   - {{name: 'db.{{table}}', columns: {{id: bigint}}}}
-spark: {{spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}}
+spark: {spark}
 """
+# Of JVMs that do not live long.
+BRIEF = '{spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}'
 # Iceberg's own client shall not wait longer than the campaign.
 CLIENT = "{rest.client.connection-timeout-ms: '5000', rest.client.socket-timeout-ms: '5000'}"
 
@@ -57,10 +61,12 @@ CLIENT = "{rest.client.connection-timeout-ms: '5000', rest.client.socket-timeout
 class Feeder(threading.Thread):
     """Sends events and changes, some of them bad, each acknowledged once."""
 
-    def __init__(self, bootstrap: str, per_second: int, keys: int) -> None:
+    def __init__(self, bootstrap: str, per_second: int, keys: int, width: int) -> None:
         super().__init__(daemon=True)
         self.sent = 0  # events
         self.people = people.People(keys)
+        self._width = width  # of an event's text, at most
+        self._noise = random.Random(2).randbytes(1 << 15).hex()
         self.topics = dict(PARTITIONS)
         self._servers = bootstrap
         self._per_second = per_second
@@ -85,10 +91,18 @@ class Feeder(threading.Thread):
                 self._producer.produce(people.TOPIC, text, partition=partition)
             self._producer.poll(0)
 
+    def send_everyone(self) -> None:
+        """Before it is started: all people once, as a connector's snapshot of their table."""
+        for partition, text in self.people.everyone():
+            self._producer.produce(people.TOPIC, text, partition=partition)
+            if len(self._producer) > BUFFERED:
+                self._producer.flush(PATIENCE_SECONDS)
+
     def _send(self) -> None:
         names = list(self.topics)
         topic = names[self.sent % len(names)]
-        record = {"id": self.sent, "text": "x" * (self.sent % 50)}
+        at = self.sent % len(self._noise)
+        record = {"id": self.sent, "text": self._noise[at : at + self.sent % self._width]}
         if self._fields:
             record[f"field{self._fields}"] = str(self.sent)
         whole = json.dumps(record)
@@ -222,6 +236,9 @@ class World:
         per_second: int = 300,
         keys: int = people.KEYS,
         maintenance: str = "false",
+        width: int = 50,
+        everyone: bool = False,
+        spark: str = BRIEF,
     ) -> None:
         self.folder = folder
         self.catalog = catalog
@@ -232,6 +249,9 @@ class World:
         self._per_second = per_second
         self._keys = keys
         self._maintenance = maintenance
+        self._width = width
+        self._everyone = everyone
+        self._spark = spark
         self._stack = ExitStack()
 
     @contextmanager
@@ -250,7 +270,9 @@ class World:
                 create_topic(self.broker.bootstrap, topic, partitions=partitions)
             self._catalogs = {"icestream.yml": where, "maintenance.yml": direct}
             self.configure(self._maintenance)
-            self.feeder = Feeder(self.broker.bootstrap, self._per_second, self._keys)
+            self.feeder = Feeder(self.broker.bootstrap, self._per_second, self._keys, self._width)
+            if self._everyone:
+                self.feeder.send_everyone()
             self.feeder.start()
             stack.callback(self.feeder.stop)
             yield self
@@ -263,6 +285,7 @@ class World:
                 bootstrap=self.broker.bootstrap,
                 folder=self.folder,
                 maintenance=maintenance,
+                spark=self._spark,
             )
             (self.folder / file).write_text(text)
 

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
+from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
 from icestream.cli.main import cli
 from icestream.config.json_schema import json_schema
+from icestream.config.load import load
+from icestream.schema import DELETED_COLUMN, SEQUENCE_COLUMN
 
 GOOD = """\
 name: shop
@@ -131,6 +136,22 @@ def test_preview_shows_rows_and_reasons_and_writes_nothing(folder, call):
     code, out, _ = call("preview", "-n", "1")
     assert "shop.events (would be created): 1 good, 0 bad" in out
     assert not (folder / "warehouse" / "shop").exists()
+
+
+def test_preview_of_a_mirror_that_exists(folder, call):
+    rule = "  - {name: shop.events, mode: upsert, keys: [id], sequence_by: [v], deletes: soft}"
+    (folder / "icestream.yml").write_text(GOOD.replace("  - name: shop.events", rule))
+    (folder / "in" / "a.jsonl").write_text('{"id": 1, "v": 7}\n')
+    catalog = catalog_for(load(folder / "icestream.yml").pipeline.catalog).open()
+    catalog.create_namespace("shop")
+    data = (NestedField(1, "id", LongType()), NestedField(2, "v", LongType()))
+    catalog.create_table("shop.events", Schema(*data, SEQUENCE_COLUMN, DELETED_COLUMN))
+    code, out, err = call("preview", "--json")
+    assert code == 0, err
+    [table] = json.loads(out)
+    names = [name for name in table["columns"] if not name.startswith("_src_")]
+    assert names == ["id", "v", "_ingested_at", "_is_deleted"]
+    assert [(row["id"], row["v"]) for row in table["rows"]] == [(1, 7)]
 
 
 def test_schema_is_the_model(call):

@@ -243,13 +243,14 @@ def test_equality_deletes_are_refused(table, tmp_path, monkeypatch):
 # ── tombstones ──────────────────────────────────────────────────────────────────────────────────
 
 
-def bury(table, *ids, when=NOW, commit="c1", sequence=b"\x01"):
+def bury(table, *ids, when=NOW, commit="c1", sequence=b"\x01", until=None):
     return write_tombstones(
         table.location(),
         commit,
         key_hashes([pa.array(ids)]),
         pa.array([sequence] * len(ids)),
         when * SECOND,
+        until,
     )
 
 
@@ -272,6 +273,47 @@ def test_the_later_tombstone_of_a_key_counts(table, tmp_path):
     bury(table, 3, when=NOW - 9, sequence=b"\x02", commit="a")
     store, _ = build(table, tmp_path / "i", ["id"], buckets=1, clock=lambda: NOW)
     assert store.lookup(0, key_hashes([pa.array([3])])).sequences.hi.tolist() == [9 << 56]
+
+
+def test_deletes_that_are_yet_to_come_are_none(table, tmp_path):
+    """A batch was staged and never committed; the one after it may well end earlier."""
+    table.append(data(1))
+    bury(table, 2, commit="committed", until={"t": {0: 10, 1: 5}})
+    bury(table, 3, commit="died", until={"t": {0: 20, 1: 5}})
+    bury(table, 4, commit="died early", until={"t": {0: 9}, "u": {0: 1}})
+    bury(table, 5, commit="of old")
+
+    def built(folder, reached):
+        store, _ = build(
+            table, tmp_path / folder, ["id"], buckets=1, clock=lambda: NOW, reached=reached
+        )
+        return {key for key, found in answers(store, range(9)).items() if found == "deleted"}
+
+    assert built("a", {"t": {0: 10, 1: 5}}) == {2, 5}
+    assert built("b", {"t": {0: 19, 1: 5}, "u": {0: 1}}) == {2, 4, 5}
+    assert built("c", {"t": {0: 20, 1: 5}, "u": {0: 1}}) == {2, 3, 4, 5}
+    assert built("d", {}) == {5}
+    for number in range(300):  # packed, they still know
+        bury(table, 100 + number, when=NOW - 9, commit=f"c{number}", until={"t": {0: number}})
+    assert tidy_tombstones(table.location(), NOW * SECOND) == 304
+    assert built("e", {"t": {0: 10, 1: 5}}) == {2, 5}
+    kept = concat(list(read_tombstones(table.location(), NOW * SECOND, None, {"t": {0: 10, 1: 5}})))
+    assert len(kept) == 2 + 11
+
+
+def test_an_index_that_follows_over_expired_snapshots_takes_no_deletes_to_come(table, tmp_path):
+    table.append(data(1))
+    caught(table, tmp_path / "i")
+    at = table.current_snapshot().snapshot_id
+    table.append(data(2))
+    between = table.current_snapshot().snapshot_id
+    table.append(data(3))
+    expire(table, at, between)
+    bury(table, 7, commit="committed", until={"t": {0: 10}})
+    bury(table, 8, commit="died", until={"t": {0: 20}})
+    store, told = caught(table, tmp_path / "i", reached={"t": {0: 10}})
+    assert (told.rebuilt, told.new, told.tombstones) == (None, 2, 1)
+    assert answers(store, range(10)) == {**truth(table), 7: "deleted"}
 
 
 def test_tombstones_by_commit_tidied_and_packed(table):

@@ -4,16 +4,21 @@ import pytest
 
 from healths import DAY, MB, NOW, File, files, health, maintenance, snapshots
 from icestream.errors import ConfigError
-from icestream.maintain.action import Ending, Kind
+from icestream.maintain.action import Ending, Group, Kind
 from icestream.maintain.compaction import Compaction
-from icestream.maintain.policy import BYTES_PER_S, Budget, Past, allowance, bytes_per_s, plan
+from icestream.maintain.pace import BYTES_PER_S, FILE_SECONDS, Pace, Past, pace_of
+from icestream.maintain.policy import Budget, allowance, plan
 
 REWRITE, DELETES = Kind.REWRITE_DATA_FILES, Kind.REWRITE_POSITION_DELETE_FILES
 MANIFESTS, EXPIRE, ORPHANS = Kind.REWRITE_MANIFESTS, Kind.EXPIRE_SNAPSHOTS, Kind.REMOVE_ORPHAN_FILES
 
 
-def ran(kind, ago, table="shop.orders", seconds=1.0, size=0, ending=Ending.DONE):
-    return Past(table, kind, NOW - ago, seconds, size, ending)
+def group(files, size):
+    return Group("", 0, tuple(map(str, range(files))), int(size), 0, ())
+
+
+def ran(kind, ago, table="shop.orders", seconds=1.0, size=0, ending=Ending.DONE, files=1):
+    return Past(table, kind, NOW - ago, seconds, files, size, ending)
 
 
 CASES = [
@@ -301,13 +306,39 @@ def test_tables_take_turns_and_share_one_budget():
     assert (only.table, len(only.groups)) == ("z.many", 1)
 
 
-def test_speed_is_what_was_measured():
-    assert bytes_per_s([]) == BYTES_PER_S
-    past = [
-        ran(REWRITE, 50, seconds=2, size=40),
-        ran(REWRITE, 40, seconds=1, size=30),
-        ran(REWRITE, 30, seconds=1, size=10),
-        ran(REWRITE, 20, seconds=1, size=9000, ending=Ending.GAVE_WAY),
-        ran(EXPIRE, 10, seconds=1, size=9000),
-    ]
-    assert bytes_per_s(past) == 20
+def test_a_guess_until_rewrites_were_seen():
+    gave_way = ran(REWRITE, 20, seconds=1, size=9000, ending=Ending.GAVE_WAY)
+    assert pace_of([]) == pace_of([gave_way, ran(EXPIRE, 10, seconds=1)]) == Pace()
+
+
+@pytest.mark.parametrize("speed", [2e6, 10e6, 40e6])
+def test_the_pace_of_large_files_is_that_of_their_bytes(speed):
+    runs = [ran(REWRITE, 9, files=10, size=size, seconds=size / speed) for size in [2 * 10**9] * 20]
+    assert Pace(FILE_SECONDS, speed).cost(group(10, 2e9)) == pytest.approx(
+        pace_of(runs).cost(group(10, 2e9)), rel=0.15
+    )
+
+
+def test_small_files_that_waited_make_large_ones_no_slower():
+    runs = [ran(REWRITE, 9, files=16, size=10**6, seconds=2.0 + at % 3) for at in range(20)]
+    pace = pace_of(runs)
+    assert pace.cost(group(16, 1e6)) == pytest.approx(3, rel=0.2)
+    assert pace.cost(group(16, 20e6)) < 8  # and not 60
+
+
+def test_many_groups_are_not_one():
+    runs = [ran(REWRITE, 9, files=4784, size=5 * 10**6, seconds=300.0)]
+    assert pace_of(runs).cost(group(8, 8e3)) == pytest.approx(0.5, rel=0.1)
+
+
+def test_expiry_takes_a_fiftieth_of_the_time():
+    busy, aggressive = (
+        health(**snapshots(60, 1)),
+        maintenance(expire_snapshots={"older_than": "30s", "retain_last": 5}),
+    )
+    assert plan([busy], aggressive, [ran(EXPIRE, 49, seconds=1)], NOW) == []
+    assert len(plan([busy], aggressive, [ran(EXPIRE, 51, seconds=1)], NOW)) == 1
+    assert len(plan([busy], aggressive, [ran(EXPIRE, 9, seconds=1, table="a.other")], NOW)) == 1
+    assert len(plan([busy], aggressive, [ran(EXPIRE, -9, seconds=1)], NOW)) == 1  # a wrong clock
+    asked = Budget(expiry=float("inf"))
+    assert len(plan([busy], aggressive, [ran(EXPIRE, 9, seconds=1)], NOW, asked)) == 1

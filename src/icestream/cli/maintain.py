@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from icestream.maintain.orphans import Orphan
 
 # Who asks for it now wants all of it, not a share of the time.
-_ALL = Budget(share=1e9, most=1e9)
+_ALL = Budget(share=1e9, most=1e9, expiry=1e9)
 _ASKED = "asked for"
 _GIVEN_DAYS = 30
 _MOST_NAMES = 20  # of files that are shown to people; machines get all

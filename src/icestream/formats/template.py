@@ -9,7 +9,7 @@ docs/design/json.md says why this is the same.
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,13 @@ import pyarrow as pa
 from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, PrimitiveType
 
 from icestream.formats.jsonbytes import characters, offsets
-
-Places = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from icestream.formats.page import Flags, Page, Places
 
 MAX_TEMPLATES = 4  # tried on one batch; more shapes than these are parsed
 MAX_SLOTS = 256
 _CHUNK = 8192  # rows at a time: their bytes stay in the processor's cache
 _LONGEST_INTEGER = 18  # digits that a long holds for sure
 _LONGEST_REAL = 16  # a double keeps 15 digits
-_INLINE = 12  # bytes of a text that an Arrow view holds itself
 
 _KEY = re.compile(rb' *"([^"\\]+)" *: *')
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]+")
@@ -56,6 +53,7 @@ class Taken:
 
     rows: Places
     texts: dict[str, pa.StringArray]
+    names: tuple[str, ...]  # all keys that they have
 
 
 def template_of(text: bytes) -> Template | None:
@@ -116,7 +114,7 @@ def take_apart(
             if len(found.rows):
                 left = np.setdiff1d(left, found.rows, assume_unique=True)
                 rest[begin + found.rows] = False
-                taken.setdefault(number, []).append(Taken(begin + found.rows, found.texts))
+                taken.setdefault(number, []).append(replace(found, rows=begin + found.rows))
     return [_joined(parts) for parts in taken.values()], np.flatnonzero(rest)
 
 
@@ -127,7 +125,8 @@ def _joined(parts: Sequence[Taken]) -> Taken:
     texts = {
         name: pa.concat_arrays([part.texts[name] for part in parts]) for name in parts[0].texts
     }
-    return Taken(np.concatenate([part.rows for part in parts]), texts)
+    rows = np.concatenate([part.rows for part in parts])
+    return Taken(rows, texts, parts[0].names)
 
 
 def _wanted(
@@ -163,20 +162,15 @@ def _fitting(
     if not fine.all():
         kept = pa.array(fine)
         rows, texts = rows[fine], {name: each.filter(kept) for name, each in texts.items()}
-    return Taken(rows, texts)
+    return Taken(rows, texts, tuple(slot.name for slot in template.slots))
 
 
-class _Page:
-    """The bytes of a batch of texts, with the place of every quote."""
+class _Page(Page):
+    """With the place of every quote."""
 
     def __init__(self, texts: pa.StringArray) -> None:
-        ends = offsets(texts).astype(np.int64)
-        body = characters(texts)
-        self._valid = texts.is_valid().to_numpy(zero_copy_only=False)
-        self.start, self.end = ends[:-1] - ends[0], ends[1:] - ends[0]
-        self.bytes = np.concatenate([body, np.zeros(16 + _longest(ends), np.uint8)])
-        # Eight bytes from any place on, as one number.
-        self.words = np.ndarray(len(self.bytes) - 7, np.dtype("<u8"), self.bytes, strides=(1,))
+        super().__init__(texts)
+        body = self.body
         self._odd = np.flatnonzero((body == ord("\\")) | (body < ord(" "))) if _odd(body) else None
         self._quotes = np.flatnonzero(body == ord('"'))
         self._first = np.searchsorted(self._quotes, self.start)
@@ -184,14 +178,10 @@ class _Page:
 
     def candidates(self) -> Places:
         """Rows without escapes and control characters: a quote there is a quote."""
-        fine = self._valid.copy()
+        fine = self.valid.copy()
         if self._odd is not None:
             fine[np.searchsorted(self.end, self._odd, side="right")] = False
         return np.flatnonzero(fine)
-
-    def row(self, number: int) -> bytes:
-        """One text."""
-        return self.bytes[self.start[number] : self.end[number]].tobytes()
 
     def fit(self, template: Template, rows: Places) -> tuple[Places, list[tuple[Places, Places]]]:
         """The rows that fit, and start and length of each value in them."""
@@ -210,56 +200,13 @@ class _Page:
                 length = at - value
                 fits &= length >= (0 if template.slots[number - 1].quoted else 1)
                 spans[-1] = (value, length)
-            fits &= self._reads(at, literal)
+            fits &= self.reads(at, literal)
             quotes += literal.count(b'"')
             spans.append((at + len(literal), end))
         fits &= spans.pop()[0] == end
         if fits.all():
             return rows, spans
         return rows[fits], [(start[fits], length[fits]) for start, length in spans]
-
-    def _reads(self, at: Places, literal: bytes) -> Flags:
-        """Where the literal stands at these places."""
-        steps = [*range(0, len(literal) - 7, 8)]
-        if len(literal) % 8:  # the last eight bytes once more, or all that there are
-            steps.append(max(0, len(literal) - 8))
-        found: Flags | None = None
-        for step in steps:
-            piece = literal[step : step + 8]
-            words = self.words[step:][at]
-            if len(piece) < 8:
-                words &= np.uint64((1 << 8 * len(piece)) - 1)
-            same: Flags = words == np.uint64(int.from_bytes(piece, "little"))
-            found = same if found is None else found & same
-        assert found is not None, "a literal has at least a bracket"
-        return found
-
-    def texts(self, start: Places, length: Places) -> pa.StringArray:
-        """The texts at these places: Arrow views on our bytes, which Arrow then copies at once."""
-        views = np.empty((len(start), 2), np.uint64)
-        longest = length.max(initial=0)
-        if longest > _INLINE:
-            views[:, 0] = (self.words[start] << np.uint64(32)) | length.astype(np.uint64)
-            views[:, 1] = start.astype(np.uint64) << np.uint64(32)
-            inline = np.flatnonzero(length <= _INLINE)
-            if len(inline):
-                views[inline] = self._inline(start[inline], length[inline])
-        else:
-            views = self._inline(start, length)
-        buffers = [None, pa.py_buffer(views), pa.py_buffer(self.bytes)]
-        found = pa.Array.from_buffers(pa.string_view(), len(start), buffers)
-        return found.cast(pa.string())
-
-    def _inline(self, start: Places, length: Places) -> npt.NDArray[np.uint64]:
-        low = self.words[start] & _MASKS[length]
-        high = self.words[8:][start] & _MASKS[np.maximum(length - 8, 0)]
-        views = np.empty((len(start), 2), np.uint64)
-        views[:, 0] = (low << np.uint64(32)) | length.astype(np.uint64)
-        views[:, 1] = (low >> np.uint64(32)) | (high << np.uint64(32))
-        return views
-
-
-_MASKS = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(_INLINE + 1)], np.uint64)
 
 
 def _scalars(
@@ -272,7 +219,7 @@ def _scalars(
         return texts, fine
     null = np.zeros(len(fine), bool)
     for word, meaning in _WORDS.items():
-        same = (length == len(word)) & page._reads(start, word)
+        same = (length == len(word)) & page.reads(start, word)
         fine |= same
         if meaning is None:
             null = same
@@ -325,10 +272,6 @@ def _takes_reals(kind: IcebergType | None, texts: pa.StringArray) -> Flags:
 
 def _odd(body: npt.NDArray[np.uint8]) -> bool:
     return bool(body.min(initial=255) < ord(" ")) or bool((body == ord("\\")).any())
-
-
-def _longest(ends: Places) -> int:
-    return int(np.diff(ends).max(initial=0))
 
 
 def in_order(parts: Sequence[Places]) -> pa.Array:

@@ -9,6 +9,7 @@ import numpy as np
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from icestream.commit.marker import Positions
 from icestream.errors import InternalError
 from icestream.index.entries import LARGEST
 from icestream.index.live import Columns, Contents, contents, deleted, live_rows, order_of
@@ -39,8 +40,12 @@ def build(
     *,
     buckets: int = BUCKETS,
     clock: Callable[[], float] = time.time,
+    reached: Positions | None = None,
 ) -> tuple[Store, Built]:
-    """Read the keys of all live rows of a snapshot, by default the current one."""
+    """Read the keys of all live rows of a snapshot, by default the current one.
+
+    `reached` is how far the table has come there: deletes beyond that are not yet.
+    """
     columns = Columns.of(table.schema(), keys)
     snapshot = snapshot or table.current_snapshot()
     found = contents(table.io, snapshot.manifests(table.io)) if snapshot else Contents()
@@ -50,7 +55,8 @@ def build(
     spill = Spill(folder, store.manifest.table_uuid, buckets)
     now = int(clock() * 1_000_000)
     buried = 0
-    for entries in read_tombstones(table.location(), now):  # first, so that every row is newer
+    # First, so that every row is newer.
+    for entries in read_tombstones(table.location(), now, reached=reached):
         buried += len(entries)
         spill.add(entries)
     gone = deleted(table.io, found.deletes, found.data)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from pyiceberg.manifest import ManifestEntry
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
+from icestream.commit.marker import Positions as Reached
 from icestream.index.bucket import lookup
 from icestream.index.build import BUCKETS, Built, build
 from icestream.index.damage import IndexDamaged
@@ -74,6 +75,7 @@ class _Way:
 
     old: Snapshot | None  # still in the table's metadata
     commits: frozenset[str] | None  # ours on the way; None: some snapshots are expired
+    reached: Reached | None = None  # how far the table has come
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,12 @@ def catch_up(
     *,
     buckets: int = BUCKETS,
     clock: Callable[[], float] = time.time,
+    reached: Reached | None = None,
 ) -> tuple[Store, Followed]:
-    """Open the index of a table, as of a snapshot (by default the current one): follow or build."""
+    """Open the index of a table, as of a snapshot (by default the current one): follow or build.
+
+    `reached` is how far the table has come there: deletes beyond that are not yet.
+    """
     columns = Columns.of(table.schema(), keys)
     ids = list(columns.keys.values())
     store = open_store(folder, str(table.metadata.table_uuid), ids, clock=clock)
@@ -105,11 +111,13 @@ def catch_up(
     elif store.manifest.buckets != buckets:
         reason = f"it has {store.manifest.buckets} buckets, not {buckets}"
     else:
-        told = follow(store, table, snapshot, clock=clock)
+        told = follow(store, table, snapshot, clock=clock, reached=reached)
         if isinstance(told, Followed):
             return store, told
         reason = told.reason
-    made, built = build(table, folder, keys, snapshot, buckets=buckets, clock=clock)
+    made, built = build(
+        table, folder, keys, snapshot, buckets=buckets, clock=clock, reached=reached
+    )
     return made, _rebuilt(reason, built)
 
 
@@ -119,6 +127,7 @@ def follow(
     snapshot: Snapshot | None = None,
     *,
     clock: Callable[[], float] = time.time,
+    reached: Reached | None = None,
 ) -> Followed | Unusable:
     """Bring an open index to a snapshot; Unusable: it cannot get there, build it anew."""
     target = snapshot or table.current_snapshot()
@@ -129,7 +138,8 @@ def follow(
             return way
         if way is None or target is None:
             return Followed(confirmed=confirmed)
-        return _follow(store, table, target, way, confirmed, clock)
+        way = replace(way, reached=reached)
+        return _follow(store, table, target, way, confirmed, int(clock() * 1_000_000))
     except IndexDamaged as damage:
         return Unusable(f"{damage.what} ({damage.where})")
 
@@ -182,7 +192,7 @@ def _follow(
     target: Snapshot,
     way: _Way,
     confirmed: str | None,
-    clock: Callable[[], float],
+    now: int,
 ) -> Followed | Unusable:
     """Let go of files that are gone, and read what is new: rows that came, files that lost some."""
     found = _difference(store, table, target, way)
@@ -204,7 +214,7 @@ def _follow(
     live = store.files.changed(added, removed).numbers
     twice = rows - sum(ref.entries for refs in spill.runs.values() for ref in refs)
     twice += sum(_known(store, bucket, refs, live) for bucket, refs in spill.runs.items())
-    buried, tombs = _bury(store, table, way, spill.runs, live, int(clock() * 1_000_000))
+    buried, tombs = _bury(store, table, way, spill.runs, live, now)
     front = {
         bucket: [*spill.runs.get(bucket, ()), *buried.get(bucket, ())]
         for bucket in spill.runs.keys() | buried.keys()
@@ -276,7 +286,7 @@ def _bury(
     spill = Spill(store.folder, store.manifest.table_uuid, store.manifest.buckets)
     count = 0
     if way.commits is None or way.commits:
-        for entries in read_tombstones(table.location(), now, way.commits):
+        for entries in read_tombstones(table.location(), now, way.commits, way.reached):
             hashes = np.column_stack([entries.hash_hi, entries.hash_lo])
             places = bucket_of(hashes, store.manifest.buckets)
             for bucket in np.unique(places).tolist():

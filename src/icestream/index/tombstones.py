@@ -1,11 +1,15 @@
 """Tombstones beside the table: deleted keys, for an index that is built again.
 
-Files under `<table>/_icestream/tombstones/`, named by time and commit; some may belong to a commit
-that never was, so a row that is there always beats them.
+Files under `<table>/_icestream/tombstones/`, named by time and commit. They are written before the
+commit is made, so some belong to a commit that never was. A row that is there always beats them;
+and each file says how far its commit would have brought the table. What goes beyond what the table
+has reached is of no commit, and speaks of deletes that are yet to come: rows that come before them
+must not be taken for old ones.
 """
 
+import json
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from icestream.commit.marker import Positions
 from icestream.index.entries import Entries, tombstones
 from icestream.index.keys import Hashes
 from icestream.index.merge import KEEP_SECONDS
@@ -31,6 +36,7 @@ SCHEMA = pa.schema(
 )
 _PACK = 256  # so many files of single commits become one
 _PACKED = "packed"
+_UNTIL = b"icestream.until"  # metadata of a file: commit → positions behind its last records
 _MICROS = 1_000_000
 
 
@@ -44,9 +50,17 @@ class _Kept:
 
 
 def write_tombstones(
-    location: str, commit_id: str, hashes: Hashes, sequence: pa.Array | None, time: int
+    location: str,
+    commit_id: str,
+    hashes: Hashes,
+    sequence: pa.Array | None,
+    time: int,
+    until: Positions | None = None,
 ) -> str | None:
-    """Write the keys that a commit deletes, before it is made; → the file, if there are any."""
+    """Write the keys that a commit deletes, before it is made; → the file, if there are any.
+
+    `until` is how far the commit brings the table.
+    """
     if not len(hashes):
         return None
     rows = pa.table(
@@ -59,13 +73,19 @@ def write_tombstones(
         ],
         schema=SCHEMA,
     )
-    return _write(location, commit_id, time, rows)
+    return _write(location, commit_id, time, rows, {commit_id: until or {}})
 
 
 def read_tombstones(
-    location: str, now: int, commits: Collection[str] | None = None
+    location: str,
+    now: int,
+    commits: Collection[str] | None = None,
+    reached: Positions | None = None,
 ) -> Iterator[Entries]:
-    """Give all that are young enough, oldest file first; `commits`: only those of these."""
+    """Give all that are young enough, oldest file first; `commits`: only those of these.
+
+    Where these are not known, `reached` tells what the table has: no commit that goes beyond it.
+    """
     begin = now - KEEP_SECONDS * _MICROS
     system, _ = filesystem(location)
     for file in _files(location):
@@ -76,10 +96,13 @@ def read_tombstones(
             names = pq.read_table(file.path, filesystem=system, columns=["commit_id"])
             if not set(names.column(0).unique().to_pylist()) & set(commits):
                 continue
-        rows = pq.read_table(file.path, filesystem=system, schema=SCHEMA)
+        rows, until = _read(system, file.path)
         wanted = rows.column("time").to_numpy() >= begin
         if commits is not None:
             wanted &= np.isin(rows.column("commit_id").to_numpy(), list(commits))
+        elif reached is not None:
+            beyond = [name for name, stop in until.items() if _goes_beyond(stop, reached)]
+            wanted &= ~np.isin(rows.column("commit_id").to_numpy(), beyond)
         rows = rows.filter(pa.array(wanted)).combine_chunks()
         if rows.num_rows:
             yield _entries(rows)
@@ -92,9 +115,11 @@ def tidy_tombstones(location: str, now: int) -> int:
     old = [file for file in files if file.time < now - KEEP_SECONDS * _MICROS]
     single = [file for file in files if file not in old and file.commit_id != _PACKED]
     if len(single) >= _PACK:
-        tables = [pq.read_table(each.path, filesystem=system, schema=SCHEMA) for each in single]
+        several = [_read(system, each.path) for each in single]
+        rows = pa.concat_tables([each for each, _ in several])
+        until = {name: stop for _, some in several for name, stop in some.items()}
         # Named by the youngest, written before the others go: twice is harmless, never is not.
-        _write(location, _PACKED, max(each.time for each in single), pa.concat_tables(tables))
+        _write(location, _PACKED, max(each.time for each in single), rows, until)
         old += single
     for file in old:
         system.delete_file(file.path)
@@ -107,7 +132,26 @@ def _entries(rows: pa.Table) -> Entries:
     return tombstones(hashes, rows.column("sequence").combine_chunks(), seconds)
 
 
-def _write(location: str, commit_id: str, time: int, rows: pa.Table) -> str:
+def _goes_beyond(stop: Mapping[str, Mapping[str, int]], reached: Positions) -> bool:
+    return any(
+        at > reached.get(stream, {}).get(int(number), 0)
+        for stream, partitions in stop.items()
+        for number, at in partitions.items()
+    )
+
+
+def _read(system: Any, path: str) -> tuple[pa.Table, dict[str, Any]]:
+    """The rows of a file, and how far each of its commits would have come."""
+    with system.open_input_file(path) as opened:
+        rows = pq.read_table(opened)
+    told = (rows.schema.metadata or {}).get(_UNTIL, b"{}")
+    return rows.replace_schema_metadata(None), json.loads(told)
+
+
+def _write(
+    location: str, commit_id: str, time: int, rows: pa.Table, until: Mapping[str, Any]
+) -> str:
+    rows = rows.replace_schema_metadata({_UNTIL: json.dumps(until)})
     system, path = _at(location)
     system.create_dir(path, recursive=True)
     name = f"{path}/{time:020d}-{commit_id}-{uuid.uuid4().hex}.parquet"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from icestream.config.model import Pipeline as Config
 from icestream.maintain.action import Ending, Kind
-from icestream.maintain.policy import Past
+from icestream.maintain.pace import Past
 from icestream.observe import history
 
 _REMEMBERED = 7 * 86400.0
@@ -19,6 +19,7 @@ def past_of(config: Config, now: float) -> list[Past]:
             kind=Kind(each["action"]),
             at=each["at"],
             seconds=each["seconds"],
+            files=each["files_before"],
             bytes=each["bytes_before"],
             ending=Ending(each["ending"]),
         )

@@ -11,9 +11,8 @@ from icestream.maintain import compaction
 from icestream.maintain.action import Action, Ending, Group, Kind
 from icestream.maintain.compaction import Due, whole_number
 from icestream.maintain.health import TableHealth
+from icestream.maintain.pace import Pace, Past, pace_of
 
-BYTES_PER_S = 10e6  # a guess until rewrites were measured: one core, Parquet read and written
-_GROUP_SECONDS = 0.5  # what a group costs besides its bytes
 _SLACK = 0.1  # expiry waits for a tenth more than it should keep, else it would run at every look
 _MANIFESTS = 100  # Iceberg joins them itself from this number, as far as commits allow
 _FEWER_MANIFESTS = 4  # a rewrite must leave at most one of so many
@@ -24,23 +23,12 @@ _BEHIND = 4  # looks' worth of work waiting: take the larger share
 
 
 @dataclass(frozen=True)
-class Past:
-    """An action that was run, as the history remembers it; lists of them are oldest first."""
-
-    table: str
-    kind: Kind
-    at: float  # when it ended, in seconds
-    seconds: float
-    bytes: int  # that it read
-    ending: Ending
-
-
-@dataclass(frozen=True)
 class Budget:
     """How much of one core maintenance may take, over time."""
 
     share: float = 0.25
     most: float = 0.5  # when it is far behind
+    expiry: float = 0.02  # of one table: with a commit a second, there is something at every look
 
 
 def plan(
@@ -54,13 +42,15 @@ def plan(
     if not isinstance(maintenance, Maintenance):
         return []
     dues = {each.table: _rewrites(each, maintenance, now) for each in tables}
-    speed = bytes_per_s(past)
-    waiting = sum(_cost(due, speed) for some in dues.values() for due in some)
-    left = allowance(maintenance, past, waiting, now, budget or Budget())
+    pace = pace_of(past)
+    waiting = sum(pace.cost(due.group) for some in dues.values() for due in some)
+    budget = budget or Budget()
+    left = allowance(maintenance, past, waiting, now, budget)
     actions: list[Action] = []
     for each in tables:
-        actions += _expiry(each, maintenance.expire_snapshots, now)
-    taken = _within(dues, left, speed)
+        if not _just_expired(each.table, past, now, budget):
+            actions += _expiry(each, maintenance.expire_snapshots, now)
+    taken = _within(dues, left, pace)
     for each in tables:
         if some := taken[each.table]:
             actions.append(_rewriting(each.table, some, now))
@@ -86,19 +76,6 @@ def allowance(
     return max(0.0, min(2 * share * every, share * (window + every) - spent))
 
 
-def bytes_per_s(past: Sequence[Past]) -> float:
-    """How fast data files were rewritten so far: the median of the last runs."""
-    speeds = [
-        each.bytes / each.seconds
-        for each in past
-        if each.kind is Kind.REWRITE_DATA_FILES
-        and each.ending is Ending.DONE
-        and each.seconds > 0
-        and each.bytes > 0
-    ]
-    return float(np.median(speeds[-20:])) if speeds else BYTES_PER_S
-
-
 def _rewrites(health: TableHealth, maintenance: Maintenance, now: float) -> list[Due]:
     if maintenance.rewrite_data_files is False:
         return []
@@ -106,11 +83,7 @@ def _rewrites(health: TableHealth, maintenance: Maintenance, now: float) -> list
     return compaction.due(health.contents, health.rules, hot_since)
 
 
-def _cost(due: Due, speed: float) -> float:
-    return due.group.bytes / speed + _GROUP_SECONDS
-
-
-def _within(dues: Mapping[str, Sequence[Due]], left: float, speed: float) -> dict[str, list[Due]]:
+def _within(dues: Mapping[str, Sequence[Due]], left: float, pace: Pace) -> dict[str, list[Due]]:
     """What the budget allows, in turns, the table with the most files first.
 
     A group that is larger than any budget is taken alone: it would wait for ever.
@@ -122,7 +95,7 @@ def _within(dues: Mapping[str, Sequence[Due]], left: float, speed: float) -> dic
         for name, due in zip(waiting, turn, strict=True):
             if due is None:
                 continue
-            cost = _cost(due, speed)
+            cost = pace.cost(due.group)
             if left <= 0 or (cost > left and left < whole):
                 return taken
             taken[name].append(due)
@@ -180,6 +153,12 @@ def _delete_files(
     files = sum(len(each.files) for each in groups)
     reason = f"{files:,} delete files{_where(groups)}, up to {per_file.max():.0f} read with a file"
     return [Action(health.table, Kind.REWRITE_POSITION_DELETE_FILES, reason, tuple(groups))]
+
+
+def _just_expired(table: str, past: Sequence[Past], now: float, budget: Budget) -> bool:
+    runs = (each for each in reversed(past) if each.kind is Kind.EXPIRE_SNAPSHOTS)
+    last = next((each for each in runs if each.table == table), None)
+    return last is not None and 0 <= now - last.at < last.seconds / budget.expiry
 
 
 def _expiry(health: TableHealth, rule: ExpireSnapshots | bool, now: float) -> list[Action]:

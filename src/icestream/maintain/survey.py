@@ -14,7 +14,8 @@ from icestream.config.options.maintenance import Maintenance
 from icestream.inventory import answering, routed_tables
 from icestream.maintain.action import Action
 from icestream.maintain.health import Health, TableHealth
-from icestream.maintain.policy import Past, plan
+from icestream.maintain.pace import Past
+from icestream.maintain.policy import plan
 from icestream.write.design import quarantine_name
 
 

@@ -9,8 +9,8 @@ from icestream.config.options.maintenance import Maintenance
 from icestream.config.options.table import TableRule
 from icestream.maintain.compaction import Compaction
 from icestream.maintain.forecast import DAY, Forecast, Rate, measured, whiteboard
+from icestream.maintain.pace import pace_of
 from icestream.maintain.past import past_of
-from icestream.maintain.policy import bytes_per_s
 from icestream.observe import history
 
 _BYTES = 100.0  # of a record as stored, if nobody says it: events of a few fields, compressed
@@ -23,7 +23,7 @@ class Rates:
         self._config = config
         self._told = None if told is None else Rate(told, record_bytes or _BYTES)
         self._options = config.maintenance or Maintenance(rewrite_data_files=False)
-        self._speed = bytes_per_s(past_of(config, time.time()))
+        self._speed = pace_of(past_of(config, time.time())).bytes_per_s
 
     @property
     def compaction(self) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
 from icestream.arrow import arrow_schema
+from icestream.commit.marker import Positions
 from icestream.index.bucket import Found
 from icestream.index.entries import Entries, concat, rows, tombstones
 from icestream.index.keys import EVERY_KEY, Hashes, bucket_of, key_hashes
@@ -40,6 +41,7 @@ class Mirror:
     keys: tuple[str, ...]
     index: Reader
     commit_id: str
+    until: Positions  # behind the batch's last records
     gathered: bool = False  # this task has all keys of the batch
 
 
@@ -118,6 +120,7 @@ class Applier:
                 np.column_stack([told.hash_hi, told.hash_lo]),
                 pa.concat_arrays(self._tomb_sequences),
                 time.time_ns() // 1000,
+                self._mirror.until,
             )
         index = self._mirror.index
         return Applied(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icestream.commit.committer import rewrite_ids
+from icestream.commit.marker import Positions
 from icestream.commit.protocol import Ancestor, TableView
 from icestream.index.damage import IndexDamaged
 from icestream.index.follow import Followed, catch_up, follow
@@ -62,7 +63,9 @@ class Indexes:
         """The index of a table as it was seen: as it stands, or brought there first."""
         known = self._known.get(name)
         if known is None or known.keys != tuple(keys):
-            store, how = catch_up(self._table(name, view), self._place(name, view), keys)
+            store, how = catch_up(
+                self._table(name, view), self._place(name, view), keys, reached=_reached(view)
+            )
             known = self._known[name] = _Known(store, tuple(keys), location=_location(view))
             self._told(name, how)
         elif not self._stands(known, view):
@@ -161,13 +164,15 @@ class Indexes:
 
     def _followed(self, name: str, known: _Known, view: TableView) -> _Known:
         table = self._table(name, view)
-        how = follow(known.store, table)
+        how = follow(known.store, table, reached=_reached(view))
         if isinstance(how, Followed):
             if how.new or how.changed or how.gone:
                 self._told(name, how)
                 known.places = {}
             return known
-        store, rebuilt = catch_up(table, self._place(name, view), known.keys)
+        store, rebuilt = catch_up(
+            table, self._place(name, view), known.keys, reached=_reached(view)
+        )
         self._told(name, rebuilt)
         made = self._known[name] = _Known(store, known.keys, location=_location(view))
         return made
@@ -213,6 +218,10 @@ def _way(view: TableView, start: int | None) -> list[Ancestor] | None:
         if each.parent_id == start:
             return found[::-1]
     return None
+
+
+def _reached(view: TableView) -> Positions:
+    return view.marker.positions if view.marker else {}
 
 
 def _location(view: TableView) -> str:

@@ -1,10 +1,11 @@
 """Records → events: what each does, its row as JSON, its schema and its place in the source's log.
 
-Everything is decided for whole batches. Only records that are no envelopes are looked at twice.
+Everything is decided for whole batches. Envelopes that end as others do are taken apart by `tails`,
+the rest by DuckDB. Only records that are no envelopes are looked at twice.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, casts, duck, jsonbytes
-from icestream.formats.debezium import position
+from icestream.formats.debezium import position, tails
 from icestream.formats.debezium.connect import Described, described
+from icestream.formats.debezium.tails import Structure
 from icestream.formats.debezium.wrapping import unpacked
 from icestream.formats.json import sound, why_malformed
 from icestream.formats.jsonkeys import where
@@ -60,17 +62,10 @@ def events(
     """Take records apart; `flattened` None: each record shows whether it is."""
     texts, errors = casts.utf8(values)
     payloads, schema, schemas = unpacked(texts)
-    payloads, bad = sound(casts.without(payloads, where(pc.equal(payloads, "null"))))
-    errors |= bad
     asked = _asked(columns)
-    ours, fields = position.expected(_connector(payloads))
-    found, malformed = duck.parts(payloads, _structure(asked.values(), fields))
-    errors |= {row: why_malformed(payloads[row].as_py()) for row in malformed}
-    payloads = casts.without(payloads, malformed)
-    parts = _named(found)
-    source = _whole_sources(payloads, _named(parts["source"]), ours)
-    parts |= {"before": _before(payloads, parts)}
-    parts |= _exact_rows(payloads, parts)
+    found = _apart(payloads, asked.values(), flattened)
+    parts, source = found.outer, found.source
+    errors |= found.errors
     whole = Events(
         op=np.full(len(texts), IGNORE, np.int8),
         rows=pa.nulls(len(texts), pa.string()),
@@ -88,12 +83,61 @@ def events(
     if not flattened:
         envelopes = _envelopes(parts, source["connector"])
     _judge_envelopes(whole, parts, envelopes)
-    others = payloads.is_valid().to_numpy(zero_copy_only=False) & ~envelopes
+    others = found.payloads.is_valid().to_numpy(zero_copy_only=False) & ~envelopes
     if others.any():
-        _judge_others(whole, payloads, topics, others, flattened)
+        _judge_others(whole, found.payloads, topics, others, flattened)
     if flattened:  # there a tombstone may be all that is left of a delete
         whole.op[where(values.is_null())] = DELETE
     return whole
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What was found in payloads, row by row; a payload that is no JSON became null."""
+
+    payloads: pa.StringArray
+    outer: dict[str, pa.StringArray]  # `op`, `before`, `after`, perhaps times
+    source: dict[str, pa.StringArray]
+    errors: casts.Bad
+
+
+def _apart(payloads: pa.StringArray, asked: Collection[str], flattened: bool | None) -> _Parts:
+    """Take payloads apart: most of them by their tails, the others by the parser."""
+    ours, fields = position.expected(_connector(payloads))
+    structure = _structure(asked, fields)
+    if flattened:
+        return _parsed(payloads, structure, ours)
+    quick = tails.take_apart(payloads, structure)
+    fits = quick.fits
+    if fits.any() and ours:  # of another connector other fields are wanted
+        fits = fits & pc.is_in(quick.source["connector"], pa.array(ours)).to_numpy(False)
+    if not fits.any():
+        return _parsed(payloads, structure, ours)
+    none = pa.nulls(len(payloads), pa.string())
+    outer, source = quick.outer, dict.fromkeys(position.FIELDS, none) | quick.source
+    rest = payloads.is_valid().to_numpy(zero_copy_only=False) & ~fits
+    if not rest.any():
+        return _Parts(payloads, outer, source, {})
+    some = _parsed(payloads.filter(pa.array(rest)), structure, ours)
+    rows = np.flatnonzero(rest)
+    return _Parts(
+        casts.without(payloads, rows[where(some.payloads.is_null())].tolist()),
+        {name: _put(each, rest, some.outer[name]) for name, each in outer.items()},
+        {name: _put(each, rest, some.source[name]) for name, each in source.items()},
+        {int(rows[row]): why for row, why in some.errors.items()},
+    )
+
+
+def _parsed(payloads: pa.StringArray, structure: Structure, ours: Sequence[str]) -> _Parts:
+    payloads, errors = sound(casts.without(payloads, where(pc.equal(payloads, "null"))))
+    found, malformed = duck.parts(payloads, structure)
+    errors |= {row: why_malformed(payloads[row].as_py()) for row in malformed}
+    payloads = casts.without(payloads, malformed)
+    outer = _named(found)
+    source = _whole_sources(payloads, _named(outer.pop("source")), ours)
+    outer |= {"before": _before(payloads, outer)}
+    outer |= _exact_rows(payloads, outer)
+    return _Parts(payloads, outer, source, errors)
 
 
 def _asked(columns: Iterable[str]) -> dict[str, str]:

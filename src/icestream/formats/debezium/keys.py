@@ -15,7 +15,7 @@ from icestream.formats.debezium.values import Meant, Modes
 from icestream.formats.debezium.wrapping import unpacked
 from icestream.formats.json import decode_objects, sound
 from icestream.formats.jsonkeys import places
-from icestream.formats.template import in_order
+from icestream.formats.template import in_order, take_apart
 
 Rows = npt.NDArray[np.int64]
 Fields = Mapping[str, Meaning] | None
@@ -54,7 +54,7 @@ def decode_keys(
     texts, _ = casts.utf8(keys)
     payloads, schema, schemas = unpacked(texts)
     objects, _ = sound(payloads)
-    names = set(duck.keys(objects))
+    names = _all_names(objects)
     columns = relaxed(Schema(*(each for each in target.fields if each.name in names)))
     if not columns.fields:
         return None
@@ -69,6 +69,13 @@ def decode_keys(
     if len(parts) == 1:
         return parts[0]
     return pa.Table.from_batches(parts).take(in_order(order)).combine_chunks().to_batches()[0]
+
+
+def _all_names(objects: pa.StringArray) -> set[str]:
+    """Every key that any of the objects has; most have the same ones, and need no parser."""
+    taken, rest = take_apart(objects, {}, lambda _: True)
+    found = {name for each in taken for name in each.names}
+    return found | set(duck.keys(objects.take(pa.array(rest)))) if len(rest) else found
 
 
 def _decoded(objects: pa.StringArray, columns: Schema, reading: Meant) -> pa.RecordBatch:

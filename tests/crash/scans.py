@@ -1,0 +1,51 @@
+"""Full scans of tables as they are, and of the same rows written in one go; read by Spark."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from icestream.catalogs import catalog_for, spark_conf
+from icestream.config.model import Pipeline
+from icestream.spark import session
+
+WARM, ROUNDS = 3, 9
+
+
+def scan_ratios(config: Pipeline, state: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Medians of scans by turns, of each table and its copy: seconds, CPU, and the ratio."""
+    catalog = catalog_for(config.catalog)
+    spark = session.start("scans", state, {**spark_conf(catalog), "spark.driver.memory": "2g"})
+    try:
+        return {name: _compared(spark, f"{catalog.name}.{name}") for name in tables}
+    finally:
+        spark.stop()
+
+
+def _compared(spark: Any, table: str) -> dict[str, Any]:
+    copy = f"{table}_copy"
+    spark.sql(f"CREATE TABLE {copy} USING iceberg AS SELECT /*+ COALESCE(2) */ * FROM {table}")
+    own, clean = [], []
+    for _ in range(WARM + ROUNDS):
+        own.append(_scanned(spark, table))
+        clean.append(_scanned(spark, copy))
+    spark.sql(f"DROP TABLE {copy}")
+
+    def middle(pairs: list[tuple[float, float]], at: int) -> float:
+        return statistics.median(each[at] for each in pairs[WARM:])
+
+    return {
+        "ratio": round(middle(own, 0) / middle(clean, 0), 2),
+        "cpu_ratio": round(middle(own, 1) / middle(clean, 1), 2),
+        "seconds": round(middle(own, 0), 3),
+        "copy_seconds": round(middle(clean, 0), 3),
+    }
+
+
+def _scanned(spark: Any, table: str) -> tuple[float, float]:
+    """Each column of each row; → seconds, and those of a core."""
+    system = spark._jvm.java.lang.management.ManagementFactory.getOperatingSystemMXBean()
+    began, busy = time.monotonic(), system.getProcessCpuTime()
+    spark.read.table(table).write.format("noop").mode("overwrite").save()
+    return time.monotonic() - began, (system.getProcessCpuTime() - busy) / 1e9
