@@ -32,6 +32,7 @@ from icestream.landing import Landing, RunTable, Work, describe, located
 from icestream.mirrors import Mirrors
 from icestream.observe import events
 from icestream.observe.events import Bus
+from icestream.portions import Seen
 from icestream.refusals import loss_refusal, refusal
 from icestream.route import Router
 from icestream.schema import merge_new_fields
@@ -87,7 +88,7 @@ class Pipeline:
         self._unrouted: set[str] = set()
         self._begin: Positions = {}
         self.under_way: Range | None = None  # the batch at work, or the one that failed
-        self._widest: int | None = None  # bytes of the largest record in the last batch
+        self._seen: Seen | None = None  # of the last batch
         self._most_at_once = 0  # records that Python may get; 0: not known yet
         self._scratch = Path()
         # For the whole run: each thread has a connection to Java, which outlives the thread.
@@ -295,7 +296,11 @@ class Pipeline:
             if not name:
                 raise IcestreamError.from_facts(json.loads(text))
             reports[name] += Report.from_json(text)
-        self._widest = max(report.widest for report in reports.values())
+        self._seen = Seen(
+            sum(report.read for report in reports.values()),
+            sum(report.bytes for report in reports.values()),
+            max(report.widest for report in reports.values()),
+        )
         failpoint("files-staged")
         return reports, time.monotonic() - began
 
@@ -303,7 +308,7 @@ class Pipeline:
         """The batch in as many tasks as it is worth, and in Arrow batches that fit into memory."""
         spark = frame.sparkSession
         self._most_at_once = self._most_at_once or int(spark.conf.get(portions.MOST) or "0")
-        for name, value in portions.settings(self._most_at_once, self._widest).items():
+        for name, value in portions.settings(self._most_at_once, self._seen).items():
             spark.conf.set(name, value)
         return frame if tasks is None else frame.coalesce(tasks)
 

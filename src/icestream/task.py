@@ -89,7 +89,8 @@ class Report:
     wants_quarantine: bool = False
     oldest: int | None = None  # timestamps of the records, in µs
     newest: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
-    widest: int = 0  # bytes of the largest value
+    bytes: int = 0  # of all values
+    widest: int = 0  # of the largest
     keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
     dead: tuple[Mapping[str, str], ...] = ()  # data file → positions that die, packed
     runs: tuple[str, ...] = ()  # of the key index
@@ -113,6 +114,7 @@ class Report:
             self.wants_quarantine or other.wants_quarantine,
             min(times, default=None),
             newest,
+            self.bytes + other.bytes,
             max(self.widest, other.widest),
             self.keys or other.keys,
             self.dead + other.dead,
@@ -239,8 +241,14 @@ class _Desk:
             return
         decoded = self._decode(records, self._data)
         oldest, newest = _times(records)
-        widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
-        counted = Report(records.num_rows, oldest=oldest, newest=newest, widest=widest)
+        sizes = pc.binary_length(records.column("value"))
+        counted = Report(
+            read=records.num_rows,
+            oldest=oldest,
+            newest=newest,
+            bytes=pc.sum(sizes).as_py() or 0,
+            widest=pc.max(sizes).as_py() or 0,
+        )
         if wider := self._widened(decoded):
             self._report += replace(counted, widened=wider)
             return

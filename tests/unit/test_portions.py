@@ -2,24 +2,27 @@
 
 import pytest
 
-from icestream.portions import MOST, settings
+from icestream.portions import MOST, Seen, settings
 
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 NO_LIMIT = (1 << 31) - 1
 
 
 @pytest.mark.parametrize(
-    "widest, records, limit",
+    "last, records, limit",
     [
         (None, 5_000, 64 << 20),  # anything may come
-        (0, 50_000, NO_LIMIT),  # tombstones alone
-        (8_192, 50_000, NO_LIMIT),
-        (8_193, 5_000, 64 << 20),
+        (Seen(1_000, 1_000 * 150, 200), 50_000, NO_LIMIT),
+        (Seen(1_000, 1_000 * 700, 900), 20_971, NO_LIMIT),
+        (Seen(1_000, 1_000 * 8_000, 8_192), 5_000, NO_LIMIT),
+        (Seen(1_000, 1_000 * 150, 8_193), 5_000, 64 << 20),  # a single large one
+        (Seen(10, 0, 0), 50_000, NO_LIMIT),  # tombstones alone
     ],
 )
-def test_the_last_batch_decides(widest: int | None, records: int, limit: int) -> None:
-    assert settings(50_000, widest) == {MOST: records, BYTES: limit}
+def test_the_last_batch_decides(last: Seen | None, records: int, limit: int) -> None:
+    assert settings(50_000, last) == {MOST: records, BYTES: limit}
 
 
 def test_nobody_gets_more_than_the_user_allows() -> None:
-    assert settings(2_000, None)[MOST] == settings(2_000, 100)[MOST] == 2_000
+    assert settings(2_000, None)[MOST] == 2_000
+    assert settings(10_000, Seen(1_000, 1_000 * 150, 200))[MOST] == 10_000
