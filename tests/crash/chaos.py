@@ -221,7 +221,7 @@ def kept_or_clean(catalog: str, order: Sequence[str], seed: int) -> Outcome:
     except AssertionError as failure:
         if outcome.clean:  # not a wrong table, but a process that ended in the wrong way
             outcome.findings.append(str(failure))
-        say(f"kept {folder}")
+        say(f"{catalog}: {outcome.findings[-1]}; kept {folder}")
     else:
         shutil.rmtree(folder)
     return outcome

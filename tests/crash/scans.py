@@ -1,5 +1,6 @@
 """Full scans of tables as they are, and of the same rows written in one go; read by Spark."""
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ def scan_ratios(config: Pipeline, state: Path, tables: Sequence[str]) -> dict[st
 
 def _compared(spark: Any, table: str) -> dict[str, Any]:
     copy = f"{table}_copy"
+    spark.sql(f"DROP TABLE IF EXISTS {copy}")
     spark.sql(f"CREATE TABLE {copy} USING iceberg AS SELECT /*+ COALESCE(2) */ * FROM {table}")
     own, clean = [], []
     for _ in range(WARM + ROUNDS):
@@ -45,7 +47,12 @@ def _compared(spark: Any, table: str) -> dict[str, Any]:
 
 def _scanned(spark: Any, table: str) -> tuple[float, float]:
     """Each column of each row; → seconds, and those of a core."""
-    system = spark._jvm.java.lang.management.ManagementFactory.getOperatingSystemMXBean()
-    began, busy = time.monotonic(), system.getProcessCpuTime()
+    began, busy = time.monotonic(), _cpu(spark)
     spark.read.table(table).write.format("noop").mode("overwrite").save()
-    return time.monotonic() - began, (system.getProcessCpuTime() - busy) / 1e9
+    return time.monotonic() - began, _cpu(spark) - busy
+
+
+def _cpu(spark: Any) -> float:
+    pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

@@ -42,9 +42,9 @@ MAINTENANCE = """
 MOST_SCAN, MOST_FRESHNESS, MOST_GROWTH = 1.3, 1.5, 1.2
 
 
-def soak(folder: Path, minutes: float) -> dict[str, Any]:
+def soak(folder: Path, minutes: float, keys: int) -> dict[str, Any]:
     """Both parts on one world; → figures."""
-    world = World(folder, "local", PER_SECOND, KEYS, width=WIDTH, everyone=True, spark="{}")
+    world = World(folder, "local", PER_SECOND, keys, width=WIDTH, everyone=True, spark="{}")
     with world.alive():
         say("the mirror's first rows")
         if code := world.start_once():
@@ -164,10 +164,11 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--keys", type=int, default=KEYS, help="of the mirror, %(default)s")
     options = parser.parse_args()
     (ROOT / "build").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir=ROOT / "build"))
-    facts = soak(folder, options.minutes)
+    facts = soak(folder, options.minutes, options.keys)
     facts["over"] = over(facts)
     (ROOT / "build" / "soak.json").write_text(json.dumps(facts, indent=1) + "\n")
     print(json.dumps(facts, indent=1))
