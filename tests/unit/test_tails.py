@@ -164,6 +164,18 @@ def test_a_kind_that_has_more_to_it_is_the_parsers(text):
     same([text, text, insert(7)])
 
 
+def test_an_odd_record_at_the_beginning_spoils_nothing():
+    odd = update(2).replace('"id":2,', '"after":{},', 1)
+    assert apart(odd, odd, update(3), insert(4)).fits.tolist() == [False, False, True, True]
+    same([odd, odd, update(3), insert(4)])
+
+
+def test_records_that_are_no_envelopes_are_given_up_soon():
+    found = apart(*(row(at) for at in range(5000)))
+    assert len(found.fits) == 5000
+    assert not found.fits.any()
+
+
 def test_digits_of_a_key_are_part_of_its_name():
     text = insert(1).replace('"xmin":null', '"xmin":null,"f1":1')
     assert apart(text, text.replace('"f1":1', '"f1":2')).fits.all()

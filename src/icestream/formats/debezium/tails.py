@@ -122,12 +122,13 @@ def take_apart(texts: pa.StringArray, structure: Structure) -> Apart:
             left = chunk.take(number, tail, left)
         while len(left) and tries:
             tries -= 1
-            made = tail_of(chunk.page.row(int(left[0])), structure)
-            if made is None:
-                left = left[1:]
-            else:
+            first, left = int(left[0]), left[1:]
+            if (made := tail_of(chunk.page.row(first), structure)) is not None:
                 kinds.append(made)
-                left = chunk.take(len(kinds) - 1, made, left)
+                left = chunk.take(len(kinds) - 1, made, np.append(first, left))
+                left = left[left != first]  # its tail is a kind, its rows may be odd
+        if not kinds and not tries:
+            break
         fits.append(chunk.kind >= 0)
         parts.append([chunk.texts(path, kinds) for path in paths])  # while its bytes are at hand
     if not kinds:
