@@ -17,7 +17,7 @@ from icestream.formats.debezium.tails import Apart, tail_of, take_apart
 from icestream.records import RECORDS
 
 CAPTURES = sorted((Path(__file__).parents[1] / "fixtures" / "debezium").glob("*/*.jsonl"))
-STRUCTURE = {"after": "JSON", "op": "VARCHAR", "source": {"connector": "VARCHAR", "lsn": "VARCHAR"}}
+STRUCTURE = {"op": "VARCHAR", "source": {"connector": "VARCHAR", "lsn": "VARCHAR"}}
 TABLE = Schema(
     NestedField(1, "id", LongType()),
     NestedField(2, "text", StringType()),
@@ -65,9 +65,15 @@ def decoded(values, target=TABLE):
     return DebeziumFormat().decode(records, target, "ignore")
 
 
+def nothing(texts, _):
+    return Apart(np.zeros(len(texts), bool), None, {}, {})
+
+
 def both_ways(values, target=TABLE):
     quick = decoded(values, target)
-    none = patch.object(tails, "take_apart", lambda t, _: Apart(np.zeros(len(t), bool), {}, {}))
+    none = patch.object(
+        tails, "take_apart", lambda t, _: Apart(np.zeros(len(t), bool), None, {}, {})
+    )
     with none:
         slow = decoded(values, target)
     return quick, slow
@@ -88,8 +94,7 @@ def test_envelopes_that_differ_in_rows_and_digits_are_taken_apart():
     found = apart(insert(1, lsn="1234"), update(22, lsn="5678"), delete(333), update(4, lsn="9999"))
     assert found.fits.all()
     assert found.outer["op"].to_pylist() == ["c", "u", "d", "u"]
-    assert found.outer["after"].to_pylist() == [row(1), row(22), None, row(4)]
-    assert found.outer["before"].to_pylist() == [None, None, row(333), None]
+    assert found.rows.to_pylist() == [row(1), row(22), row(333), row(4)]
     assert found.source["lsn"].to_pylist() == ["1234", "5678", "1234", "9999"]
     assert set(found.source["connector"].to_pylist()) == {"postgresql"}
 
@@ -100,10 +105,18 @@ def test_longer_numbers_are_another_kind():
     assert found.source["lsn"].to_pylist()[:8] == ["1" * size for size in range(1, 9)]
 
 
+def test_a_row_that_does_not_count_is_none():
+    values = [envelope("u", row(1), "null"), envelope("c", "null", "null"), insert(3)]
+    found = apart(*values)
+    assert found.fits.all()
+    assert found.rows.to_pylist() == [None, None, row(3)]
+    same(values)
+
+
 def test_a_truncate_has_no_rows():
     found = apart(envelope("t", "null", "null"), envelope("t", "null", "null"))
     assert found.fits.all()
-    assert found.outer["after"].null_count == found.outer["before"].null_count == 2
+    assert found.rows.null_count == 2
 
 
 @pytest.mark.parametrize(
@@ -155,6 +168,7 @@ def test_an_odd_record_among_the_others_is_left_to_the_parser(odd, monkeypatch):
         insert(1).replace('"source"', '"sources"'),
         envelope("c", '"text"', row(1)),
         envelope("c", "null", "[1]"),
+        envelope("d", row(1), row(2)),
         "{" + "[" * 100_000,
         '{"before":' + "[" * 100_000,
     ],
@@ -207,7 +221,7 @@ def test_letters_beyond_ascii_are_the_rows_business():
     values = [envelope("u", row(1, "é"), row(2, "日本語")), envelope("u", row(1), row(3, "ü"))]
     found = apart(*values)
     assert found.fits.all()
-    assert found.outer["after"].to_pylist() == [row(2, "日本語"), row(3, "ü")]
+    assert found.rows.to_pylist() == [row(2, "日本語"), row(3, "ü")]
     same(values)
 
 
@@ -225,7 +239,7 @@ def test_more_records_than_are_looked_at_in_one_go():
 
 def test_a_slice_of_a_batch_is_read_at_its_own_place():
     values = pa.array([insert(1), update(2), insert(3), delete(4)]).slice(1, 2)
-    assert take_apart(values, STRUCTURE).outer["after"].to_pylist() == [row(2), row(3)]
+    assert take_apart(values, STRUCTURE).rows.to_pylist() == [row(2), row(3)]
 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: f"{path.parent.name}-{path.stem}")

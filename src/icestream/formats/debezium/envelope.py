@@ -64,7 +64,7 @@ def events(
     payloads, schema, schemas = unpacked(texts)
     asked = _asked(columns)
     found = _apart(payloads, asked.values(), flattened)
-    parts, source = found.outer, found.source
+    source = found.source
     errors |= found.errors
     whole = Events(
         op=np.full(len(texts), IGNORE, np.int8),
@@ -73,7 +73,7 @@ def events(
         schemas=[described(text) for text in schemas],
         flat=np.zeros(len(texts), bool),
         log={name: source[name] for name in position.FIELDS},
-        extra={name: _extra(each, parts, source) for name, each in asked.items()},
+        extra={name: _extra(each, found.outer, source) for name, each in asked.items()},
         errors=errors,
     )
     for number, each in enumerate(whole.schemas):
@@ -81,8 +81,8 @@ def events(
             errors |= dict.fromkeys(np.flatnonzero(schema == number).tolist(), _NO_SCHEMA)
     envelopes = np.zeros(len(texts), bool)
     if not flattened:
-        envelopes = _envelopes(parts, source["connector"])
-    _judge_envelopes(whole, parts, envelopes)
+        envelopes = _envelopes(found)
+    _judge_envelopes(whole, found, envelopes)
     others = found.payloads.is_valid().to_numpy(zero_copy_only=False) & ~envelopes
     if others.any():
         _judge_others(whole, found.payloads, topics, others, flattened)
@@ -96,7 +96,9 @@ class _Parts:
     """What was found in payloads, row by row; a payload that is no JSON became null."""
 
     payloads: pa.StringArray
-    outer: dict[str, pa.StringArray]  # `op`, `before`, `after`, perhaps times
+    rows: pa.StringArray  # after the change, or before it was deleted; objects only
+    images: npt.NDArray[np.bool_]  # there is a row, whether it counts or not
+    outer: dict[str, pa.StringArray]  # `op`, perhaps times
     source: dict[str, pa.StringArray]
     errors: casts.Bad
 
@@ -117,11 +119,14 @@ def _apart(payloads: pa.StringArray, asked: Collection[str], flattened: bool | N
     outer, source = quick.outer, dict.fromkeys(position.FIELDS, none) | quick.source
     rest = payloads.is_valid().to_numpy(zero_copy_only=False) & ~fits
     if not rest.any():
-        return _Parts(payloads, outer, source, {})
+        return _Parts(payloads, quick.rows, fits, outer, source, {})
     some = _parsed(payloads.filter(pa.array(rest)), structure, ours)
-    rows = np.flatnonzero(rest)
+    rows, images = np.flatnonzero(rest), fits.copy()
+    images[rows] = some.images
     return _Parts(
         casts.without(payloads, rows[where(some.payloads.is_null())].tolist()),
+        _put(quick.rows, rest, some.rows),
+        images,
         {name: _put(each, rest, some.outer[name]) for name, each in outer.items()},
         {name: _put(each, rest, some.source[name]) for name, each in source.items()},
         {int(rows[row]): why for row, why in some.errors.items()},
@@ -130,14 +135,19 @@ def _apart(payloads: pa.StringArray, asked: Collection[str], flattened: bool | N
 
 def _parsed(payloads: pa.StringArray, structure: Structure, ours: Sequence[str]) -> _Parts:
     payloads, errors = sound(casts.without(payloads, where(pc.equal(payloads, "null"))))
-    found, malformed = duck.parts(payloads, structure)
+    found, malformed = duck.parts(payloads, {"after": "JSON", **structure})
     errors |= {row: why_malformed(payloads[row].as_py()) for row in malformed}
     payloads = casts.without(payloads, malformed)
     outer = _named(found)
     source = _whole_sources(payloads, _named(outer.pop("source")), ours)
-    outer |= {"before": _before(payloads, outer)}
-    outer |= _exact_rows(payloads, outer)
-    return _Parts(payloads, outer, source, errors)
+    after = outer.pop("after")
+    images = {"before": _before(payloads, outer["op"], after), "after": after}
+    images |= _exact_rows(payloads, images)
+    before, after = (_only_objects(images[name]) for name in ("before", "after"))
+    either = pc.or_(before.is_valid(), after.is_valid()).to_numpy(zero_copy_only=False)
+    deletes = pc.fill_null(pc.equal(outer["op"], "d"), False)
+    rows = pc.if_else(deletes, before, after) if pc.any(deletes).as_py() else after
+    return _Parts(payloads, rows, either, outer, source, errors)
 
 
 def _asked(columns: Iterable[str]) -> dict[str, str]:
@@ -153,13 +163,11 @@ def _asked(columns: Iterable[str]) -> dict[str, str]:
 
 
 def _structure(asked: Iterable[str], of_log: Iterable[str]) -> dict[str, Any]:
-    """Say what is wanted of an envelope; DuckDB leaves all else alone."""
+    """Say what is wanted of an envelope besides its rows; all else is left alone."""
     fields = dict.fromkeys((*of_log, *(each.removeprefix("source_") for each in asked)))
-    whole: dict[str, Any] = {"after": "JSON"}
-    whole |= dict.fromkeys(("op", "ts_ms", "ts_us", "ts_ns"), "VARCHAR")
-    if not {"ts_ms", "ts_us", "ts_ns"} & set(asked):
-        whole = {name: kind for name, kind in whole.items() if not name.startswith("ts_")}
-    return whole | {"source": dict.fromkeys(fields, "VARCHAR")}
+    times = ("ts_ms", "ts_us", "ts_ns")
+    outer = ("op", *times) if {*times} & {*asked} else ("op",)
+    return {**dict.fromkeys(outer, "VARCHAR"), "source": dict.fromkeys(fields, "VARCHAR")}
 
 
 def _connector(payloads: pa.StringArray) -> str:
@@ -190,12 +198,9 @@ def _whole_sources(
     return source | {name: _put(source[name], mask, each) for name, each in again.items()}
 
 
-def _before(payloads: pa.StringArray, parts: Mapping[str, pa.Array]) -> pa.StringArray:
+def _before(payloads: pa.StringArray, op: pa.StringArray, after: pa.StringArray) -> pa.StringArray:
     """The row before the change, only where it counts: most events have one after it."""
-    op = parts["op"]
-    needed = pc.or_(
-        pc.equal(op, "d"), pc.and_(op.is_valid(), pc.invert(_is_object(parts["after"])))
-    )
+    needed = pc.or_(pc.equal(op, "d"), pc.and_(op.is_valid(), pc.invert(_is_object(after))))
     mask = pc.fill_null(needed, False).to_numpy(zero_copy_only=False)
     none = pa.nulls(len(payloads), pa.string())
     if not mask.any():
@@ -233,43 +238,34 @@ def _extra(
     return source[asked.removeprefix("source_")]
 
 
-def _envelopes(parts: Mapping[str, pa.Array], connector: pa.StringArray) -> npt.NDArray[np.bool_]:
+def _envelopes(found: _Parts) -> npt.NDArray[np.bool_]:
     """Tell envelopes by their op, and a row or a source beside it."""
-    images = pc.or_kleene(_is_object(parts["before"]), _is_object(parts["after"]))
-    found = pc.and_(parts["op"].is_valid(), pc.or_(images, connector.is_valid()))
-    flags: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
-    return flags
+    op, connector = found.outer["op"].is_valid(), found.source["connector"].is_valid()
+    beside: npt.NDArray[np.bool_] = found.images | connector.to_numpy(zero_copy_only=False)
+    return beside & op.to_numpy(zero_copy_only=False)
 
 
 def _is_object(texts: pa.StringArray) -> pa.BooleanArray:
     return pc.fill_null(pc.starts_with(texts, "{"), False)
 
 
-def _judge_envelopes(
-    whole: Events, parts: Mapping[str, pa.Array], envelopes: npt.NDArray[np.bool_]
-) -> None:
+def _judge_envelopes(whole: Events, found: _Parts, envelopes: npt.NDArray[np.bool_]) -> None:
     """Say what each envelope does, and to which row."""
+    ops, rows = found.outer["op"], found.rows
     codes = np.array([*_OPS.values(), -1], np.int8)
-    known = pc.index_in(parts["op"], pa.array(list(_OPS)))
+    known = pc.index_in(ops, pa.array(list(_OPS)))
     code = codes[pc.fill_null(known, len(_OPS)).to_numpy()]
     good = envelopes & (code >= 0)
     for row in np.flatnonzero(envelopes & ~good).tolist():
-        op = casts.quote(parts["op"][row].as_py())
+        op = casts.quote(ops[row].as_py())
         whole.errors.setdefault(row, f"`op` is {op}, none of r, c, u, d, t and m")
     whole.op[good] = code[good]
-    before, after = (_only_objects(parts[name]) for name in ("before", "after"))
-    deletes = good & (code == DELETE)
-    rows = after
-    if deletes.any():
-        rows = pc.if_else(pa.array(deletes), before, after)
-    silent = good & (code != DELETE) & (code != UPSERT)
-    if silent.any() or not good.all():
-        rows = rows.take(pa.array(np.arange(len(rows)), mask=silent | ~good))
-    lacking = good & (code == UPSERT) & after.is_null().to_numpy(zero_copy_only=False)
-    for row in np.flatnonzero(lacking).tolist():
-        why = f"`op` is {parts['op'][row].as_py()!r}, but there is no object in `after`"
+    given = rows.is_valid().to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(good & (code == UPSERT) & ~given).tolist():
+        why = f"`op` is {ops[row].as_py()!r}, but there is no object in `after`"
         whole.errors.setdefault(row, why)
-    whole.rows = rows
+    unwanted = given & ~(good & ((code == DELETE) | (code == UPSERT)))
+    whole.rows = casts.without(rows, np.flatnonzero(unwanted).tolist())
 
 
 def _only_objects(texts: pa.Array) -> pa.StringArray:

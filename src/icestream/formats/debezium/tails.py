@@ -34,6 +34,7 @@ _SOURCE = b',"source":{'
 _AFTER_WORD = np.uint64(int.from_bytes(b'"after":', "little"))
 _KEY_OR_DIGITS = re.compile(rb'"(?:[^"\\]|\\.)*":|([0-9]+)')
 _PLAIN = re.compile(r'"[^"\\]*"|-?[0-9]+|true|false|null')
+_OP = ("op",)
 _DECODER = json.JSONDecoder()
 # What makes 0 to 9 of digits, and a sign of what is more than that.
 _ZEROS, _TO_SIGN, _SIGNS = (np.uint64(byte * 0x0101010101010101) for byte in (0x30, 0x76, 0x80))
@@ -48,6 +49,7 @@ class Apart:
     """What was found of each envelope, and which ones were taken apart; of others all is null."""
 
     fits: Flags
+    rows: pa.StringArray | None  # after the change, or before it was deleted
     outer: dict[str, pa.StringArray]
     source: dict[str, pa.StringArray]
 
@@ -62,6 +64,11 @@ class Tail:
     numbers: tuple[Span, ...]  # digits that are others in other envelopes
     values: Mapping[Path, Span | None]  # None: null, or not there
 
+    @property
+    def deletes(self) -> bool:
+        """Whether it is the row before that counts."""
+        return self.constant(_OP) == ("d",)
+
     def constant(self, path: Path) -> tuple[str | None] | None:
         """A value that is the same in all envelopes of this kind; None: it is not."""
         span = self.values[path]
@@ -74,12 +81,12 @@ class Tail:
     def ends(self, page: Page, rows: Places) -> Places:
         """Those of these rows that end so."""
         rows = rows[page.end[rows] - page.start[rows] >= len(self.text) + _LEAST]
-        for part in (self._op(), (0, len(_SOURCE))):
+        for part in (self.values[_OP] or (0, 1), (0, 8)):  # others mostly have another `op`
             at = page.end[rows] - len(self.text) + part[0]
             rows = rows[page.reads(at, self.text[slice(*part)])]
         if not len(rows):
             return rows
-        width = len(self.text) // 8 * 8  # what is before is the name of the source
+        width = len(self.text) // 8 * 8  # what is before was just read
         words = page.pieces(page.end[rows] - width, width)
         value, digits = self._words(width)
         odd = (words ^ _ZEROS) & digits
@@ -94,11 +101,6 @@ class Tail:
         found: Places = rows[fits]
         return found
 
-    def _op(self) -> Span:
-        """Most envelopes of another kind have another one."""
-        span = self.values.get(("op",))
-        return span or (0, 1)
-
     def _words(self, width: int) -> tuple[Words, Words]:
         """The last bytes in eights, and with 0xff for each digit that may be another one."""
         digits = np.zeros(len(self.text), np.uint8)
@@ -110,8 +112,8 @@ class Tail:
 
 
 def take_apart(texts: pa.StringArray, structure: Structure) -> Apart:
-    """Find what the structure names, and `before` where there is no row after it."""
-    paths = [*_paths(structure), ("before",)]
+    """Find rows, and what the structure names."""
+    paths = [*_paths(structure)]
     kinds: list[Tail] = []
     tries = MAX_KINDS
     fits, parts = [], []
@@ -130,12 +132,15 @@ def take_apart(texts: pa.StringArray, structure: Structure) -> Apart:
         if not kinds and not tries:
             break
         fits.append(chunk.kind >= 0)
-        parts.append([chunk.texts(path, kinds) for path in paths])  # while its bytes are at hand
+        # While its bytes are at hand.
+        parts.append([chunk.rows(), *(chunk.texts(path, kinds) for path in paths)])
     if not kinds:
-        return Apart(np.zeros(len(texts), bool), {}, {})
-    whole = dict(zip(paths, map(pa.concat_arrays, zip(*parts, strict=True)), strict=True))
+        return Apart(np.zeros(len(texts), bool), None, {}, {})
+    rows, *rest = map(pa.concat_arrays, zip(*parts, strict=True))
+    whole = dict(zip(paths, rest, strict=True))
     return Apart(
         np.concatenate(fits),
+        rows,
         {path[0]: each for path, each in whole.items() if len(path) == 1},
         {path[1]: each for path, each in whole.items() if len(path) == 2},
     )
@@ -154,7 +159,8 @@ def tail_of(text: bytes, structure: Structure) -> Tail | None:
     except (ValueError, RecursionError):
         return None
     numbers = tuple(each.span(1) for each in _KEY_OR_DIGITS.finditer(raw) if each[1])
-    return Tail(raw, before, after, numbers, values)
+    made = Tail(raw, before, after, numbers, values)
+    return None if made.deletes and after else made
 
 
 class _Chunk:
@@ -163,10 +169,8 @@ class _Chunk:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.kind = np.full(len(page.start), -1, np.int64)
-        self._images = {
-            name: (np.zeros(len(page.start), np.int64), np.full(len(page.start), -1, np.int64))
-            for name in ("before", "after")
-        }
+        self._start = np.zeros(len(page.start), np.int64)  # of the row that counts
+        self._length = np.full(len(page.start), -1, np.int64)
         self._afters: tuple[Places, Flags] | None = None
 
     def take(self, number: int, tail: Tail, rows: Places) -> Places:
@@ -177,14 +181,15 @@ class _Chunk:
         self.kind[fitting] = number
         return rows[self.kind[rows] < 0]
 
+    def rows(self) -> pa.StringArray:
+        """The rows that count."""
+        return self.page.texts(self._start, np.maximum(self._length, 0), self._length < 0)
+
     def texts(self, path: Path, kinds: Sequence[Tail]) -> pa.StringArray:
         """What was found there."""
         none = self.kind < 0
         if none.all():
             return pa.nulls(len(none), pa.string())
-        if path[0] in self._images:
-            start, length = self._images[path[0]]
-            return self.page.texts(start, np.maximum(length, 0), length < 0)
         constants = [each.constant(path) for each in kinds]
         if all(constants):
             words = pa.array([each[0] for each in constants if each], pa.string())
@@ -205,24 +210,25 @@ class _Chunk:
             return found
         if not tail.before:
             fits = page.reads(start, _NO_BEFORE)
-            return self._cut("after", rows, start + len(_NO_BEFORE), behind, fits)
+            return self._cut(rows, start + len(_NO_BEFORE), behind, fits)
         fits = page.reads(start, _BEFORE + b"{")
         if not tail.after:
             end = behind - len(_NO_AFTER)
-            return self._cut(
-                "before", rows, start + len(_BEFORE), end, fits & page.reads(end, _NO_AFTER)
-            )
+            fits &= page.reads(end, _NO_AFTER)
+            return self._cut(rows, start + len(_BEFORE), end, fits, tail.deletes)
         after, once = self._after(rows)
         fits &= once & (page.bytes[after - 2] == ord("}")) & (page.bytes[after - 1] == ord(","))
-        return self._cut("after", rows, after + len(_AFTER) - 1, behind, fits)
+        return self._cut(rows, after + len(_AFTER) - 1, behind, fits)
 
-    def _cut(self, name: str, rows: Places, start: Places, end: Places, fits: Flags) -> Places:
-        """Take what stands there for a row, if it looks like one."""
+    def _cut(
+        self, rows: Places, start: Places, end: Places, fits: Flags, counts: bool = True
+    ) -> Places:
+        """Take what stands there for a row, if it looks like one; → where it does."""
         fits = fits & (end > start + 1) & (self.page.bytes[start] == ord("{"))
         fits &= self.page.bytes[end - 1] == ord("}")
         found: Places = rows[fits]
-        starts, lengths = self._images[name]
-        starts[found], lengths[found] = start[fits], (end - start)[fits]
+        if counts:
+            self._start[found], self._length[found] = start[fits], (end - start)[fits]
         return found
 
     def _after(self, rows: Places) -> tuple[Places, Flags]:
@@ -281,8 +287,6 @@ def _values(tail: str, structure: Structure) -> Iterator[tuple[Path, Span | None
     if {"before", "after"} & outer.keys():
         raise ValueError
     for path in _paths(structure):
-        if path == ("after",):
-            continue
         span = inner.get(path[1]) if path[0] == "source" else outer.get(path[0])
         if span is None:
             yield path, None
