@@ -20,6 +20,7 @@ from icestream.config.options.maintenance import Maintenance as Options
 from icestream.maintain.action import Action, Ending, Kind
 from icestream.maintain.actions import Actions
 from icestream.maintain.beside import java_tables
+from icestream.maintain.policy import Budget
 from icestream.maintain.turns import Turns
 from icestream.observe.events import (
     MaintenanceFailed,
@@ -49,6 +50,12 @@ maintenance:
   expire_snapshots: {older_than: 1ms, retain_last: 1, max_snapshots: 1}
 """
 PATIENCE = 240.0
+
+
+@pytest.fixture
+def no_rest(monkeypatch):
+    """Expiry at each look, however long the last one took."""
+    monkeypatch.setattr("icestream.maintain.policy.Budget", lambda: Budget(expiry=1e9))
 
 
 def configure(lake, text):
@@ -85,7 +92,7 @@ def unharmed(events):
     return not [e for e in events if isinstance(e, RunRestarting | RunFailed | MaintenanceFailed)]
 
 
-def test_an_append_stream_at_its_most_eager(lake):
+def test_an_append_stream_at_its_most_eager(lake, no_rest):
     configure(lake, STREAM + EAGER)
 
     def busy():
@@ -108,7 +115,7 @@ def test_an_append_stream_at_its_most_eager(lake):
     assert exact(lake, landed + sum(each.landed for each in commits(lake)))
 
 
-def test_a_mirror_at_its_most_eager(lake):
+def test_a_mirror_at_its_most_eager(lake, no_rest):
     source = "{type: generator, topics: [order_changes], rate: 300}"
     table = f"{{name: {ORDERS}, mode: upsert, keys: [order_id]}}"
     configure(
