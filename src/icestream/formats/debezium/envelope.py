@@ -241,8 +241,9 @@ def _extra(
 def _envelopes(found: _Parts) -> npt.NDArray[np.bool_]:
     """Tell envelopes by their op, and a row or a source beside it."""
     op, connector = found.outer["op"].is_valid(), found.source["connector"].is_valid()
+    has_op: npt.NDArray[np.bool_] = op.to_numpy(zero_copy_only=False)
     beside: npt.NDArray[np.bool_] = found.images | connector.to_numpy(zero_copy_only=False)
-    return beside & op.to_numpy(zero_copy_only=False)
+    return beside & has_op
 
 
 def _is_object(texts: pa.StringArray) -> pa.BooleanArray:
