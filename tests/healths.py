@@ -33,7 +33,7 @@ def files(count, **facts):
     return [File(**facts)] * count
 
 
-def contents(data, deletes=()):
+def contents(data, deletes=(), shared=False):
     """`deletes`: partitions of the delete files."""
     names = list(dict.fromkeys([*(each.place for each in data), *deletes]))
     return Contents(
@@ -53,13 +53,16 @@ def contents(data, deletes=()):
             bytes=np.full(len(deletes), 1000, dtype=np.int64),
             records=np.full(len(deletes), 5, dtype=np.int64),
             places=np.array([names.index(each) for each in deletes], dtype=np.int64),
+            shared=np.full(len(deletes), shared, dtype=np.bool_),
         ),
     )
 
 
-def health(data=(), deletes=(), rules=None, table="shop.orders", mirror=False, **facts):
+def health(
+    data=(), deletes=(), rules=None, table="shop.orders", mirror=False, shared=False, **facts
+):
     """A table in perfect health but for what is told."""
-    held = contents(data, deletes)
+    held = contents(data, deletes, shared)
     rules = rules or Compaction.of({}, {}, mirror)
     due = compaction.due(held, rules, NOW - 300)
     known = {

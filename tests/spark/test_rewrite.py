@@ -247,10 +247,18 @@ def world(spark: Any, tmp_path: Path) -> Callable[..., World]:
     return lambda **rule: World(spark, tmp_path, **rule)
 
 
+@pytest.fixture(params=["a delete file each", "shared"])
+def scope(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletes of a data file are in a file of their own, as where they are many, or are not."""
+    if request.param != "shared":
+        monkeypatch.setattr(deletes, "_FEW_ROWS", 0)
+
+
 SMALL = {"properties": {"write.parquet.row-group-size-bytes": "400"}}  # and a file for each
 LAYOUTS = {"plain": {}, "partitioned": {"partition_by": ["region"]}, "many": SMALL}
 
 
+@pytest.mark.usefixtures("scope")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_batch_at_every_step(world, layout):
     one = world(**LAYOUTS[layout])
@@ -284,6 +292,7 @@ def test_a_batch_at_every_step(world, layout):
     assert len(one.live("delete_files")) <= 3
 
 
+@pytest.mark.usefixtures("scope")
 @pytest.mark.parametrize("seed", range(3))
 def test_any_schedule(world, seed):
     chance = random.Random(seed)
@@ -324,9 +333,8 @@ def _value(chance: random.Random) -> int:
     return chance.randint(-5, 5)
 
 
-def test_deletes_of_many_files(world, monkeypatch):
+def test_deletes_of_many_files(world):
     """One delete file for a partition is about inputs and others: it cannot simply go."""
-    monkeypatch.setattr(deletes, "MOST_SCOPED", 0)
     one = world()
     one.fill(3)
     keep, *some = one.live("data_files")

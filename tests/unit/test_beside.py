@@ -27,6 +27,7 @@ class Crew:
         self.worked = []
         self.closed = False
         self.called_off = False
+        self.rested = 0
         self.idle = threading.Event()  # all that was told is done
 
     def look(self):
@@ -40,6 +41,10 @@ class Crew:
 
     def work(self, actions):
         self.worked += actions
+        return actions
+
+    def rest(self):
+        self.rested += 1
 
     def call_off(self):
         self.called_off = True
@@ -73,6 +78,7 @@ def test_it_looks_and_works_until_it_is_stopped(begun):
     assert crew.idle.wait(10)
     maintenance.stop()
     assert crew.worked == [ACTION] * 3
+    assert crew.rested >= 1, "when there was nothing to do, and not in between"
     assert crew.closed
     assert crew.called_off
     assert seen == []

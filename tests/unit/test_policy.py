@@ -146,6 +146,13 @@ CASES = [
         {DELETES: "24 delete files, up to 12 read with a file"},
     ),
     (
+        "delete files that are read with every data file",
+        {"data": files(9, size=300, delete_files=1), "deletes": [""] * 11, "shared": True},
+        {},
+        [],
+        {DELETES: "11 delete files, up to 11 read with a file"},
+    ),
+    (
         "few delete files",
         {"data": files(2, size=300, delete_files=9), "deletes": [""] * 18, "mirror": True},
         {},

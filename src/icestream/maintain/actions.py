@@ -70,6 +70,11 @@ class Actions:
             result = replace(result, ending=Ending.CANCELLED)
         return replace(result, seconds=round(time.monotonic() - began, 3))
 
+    def rest(self) -> None:
+        """There is nothing to do for a while."""
+        if self._rewriter is not None:
+            self._rewriter.rest()
+
     def close(self) -> None:
         """Let go of what a rewrite holds."""
         if self._rewriter is not None:

@@ -43,6 +43,7 @@ _STOP_SECONDS = 60.0
 _LOOK_EVERY = 0.2
 _SLOT = threading.Lock()  # pipelines of one process share its cores: one action at a time
 _CALL_OFF_EVERY = 1.0
+_SHORT_WAIT = 30.0  # until the next look: what runs rewrites is kept for it
 
 
 class Overtaken(Exception):
@@ -126,6 +127,10 @@ class Crew:
         """From another thread: end the jobs that are under way."""
         with suppress(Exception):  # Spark may be the one that died
             self._spark.sparkContext.cancelJobsWithTag(self._tag)
+
+    def rest(self) -> None:
+        """Nothing is to be done for a while: give back memory."""
+        self._actions.rest()
 
     def close(self) -> None:
         """No thread is left, and no connection."""
@@ -243,7 +248,9 @@ class Maintenance:
             began = time.monotonic()
             try:
                 self._crew = self._crew or self._assembled()
-                self._crew.work(self._crew.look())
+                done = self._crew.work(self._crew.look())
+                if not done or every > _SHORT_WAIT:
+                    self._crew.rest()
             except Overtaken:
                 break
             except Exception as failure:

@@ -54,6 +54,7 @@ class DeleteFiles:
     bytes: Numbers
     records: Numbers
     places: Numbers
+    shared: NDArray[np.bool_]  # about several data files: read with each of its partition
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -146,9 +147,11 @@ def contents_of(
         places=places,
     )
     size, records, places, _ = (column[is_delete] for column in numbers)
-    dead = DeleteFiles(paths.filter(pa.array(is_delete)), size, records, places)
+    about = about.filter(pa.array(is_delete))
+    shared = about.is_null().to_numpy(zero_copy_only=False)
+    dead = DeleteFiles(paths.filter(pa.array(is_delete)), size, records, places, shared)
     if len(dead):
-        _count_deleted(data, dead, about.filter(pa.array(is_delete)), io, deletes)
+        _count_deleted(data, dead, about, io, deletes)
     partitions = tuple(Partition(spec, some, names[spec](some)) for spec, some in seen)
     return Contents(partitions, data, dead, int((content == EQUALITY_DELETES).sum()))
 
@@ -180,7 +183,7 @@ def _count_deleted(
     scoped = one >= 0
     np.add.at(data.deleted, one[scoped], dead.records[scoped])
     np.add.at(data.delete_files, one[scoped], 1)
-    several = np.flatnonzero(about.is_null().to_numpy(zero_copy_only=False))
+    several = np.flatnonzero(dead.shared)
     # The newest first: those are the ones that were not seen before.
     paths = {int(at): dead.paths[int(at)].as_py() for at in several[::-1]}
     known = deletes.read(io, list(paths.values()))

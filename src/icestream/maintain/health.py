@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IcebergType
 
 from icestream.config.options.maintenance import Maintenance
+from icestream.config.route import QUARANTINE
 from icestream.maintain import compaction
 from icestream.maintain.compaction import Compaction
 from icestream.maintain.contents import (
@@ -27,6 +28,7 @@ from icestream.maintain.manifests import Manifests
 from icestream.write.design import KEYS_PROPERTY
 
 _HOUR = 3600.0
+_SELDOM_READ = 8  # a quarantine waits for so many times the usual number of small files
 _MANIFEST_BYTES = 8 << 20  # Iceberg's default for `commit.manifest.target-size-bytes`
 
 
@@ -110,6 +112,8 @@ class Health:
         mirror = KEYS_PROPERTY in table.properties
         options = self._maintenance.rewrite_data_files or {}
         rules = Compaction.of(options, table.properties, mirror)
+        if name.endswith(QUARANTINE):
+            rules = replace(rules, min_input_files=_SELDOM_READ * rules.min_input_files)
         hot_since = now - self._maintenance.every.total_seconds()
         due = compaction.due(contents, rules, hot_since)
         return TableHealth(

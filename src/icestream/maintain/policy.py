@@ -132,6 +132,7 @@ def _delete_files(
     touched = data.delete_files > 0
     reads = np.bincount(data.places, weights=data.delete_files, minlength=number)
     per_file = reads / np.maximum(1, np.bincount(data.places[touched], minlength=number))
+    per_file = np.maximum(per_file, np.bincount(deletes.places[deletes.shared], minlength=number))
     groups = []
     for place in np.flatnonzero(per_file >= many).tolist():
         partition = health.contents.partitions[place]

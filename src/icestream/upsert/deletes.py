@@ -22,8 +22,10 @@ SCHEMA = pa.schema(
     ]
 )
 # A delete file for one data file is read with that file alone; one for many is read with each of
-# them. But each is a file: with many data files touched, one a partition is the lesser evil.
+# them. But each is a file: with few rows to delete, or many data files touched, one a partition is
+# the lesser evil.
 MOST_SCOPED = 16
+_FEW_ROWS = 10_000  # are read as quickly as one more file is opened
 
 Positions = Mapping[str, NDArray[np.int64]]
 
@@ -58,7 +60,8 @@ def write_deletes(
     by_place: dict[Place, list[str]] = {}
     for path in dead:
         by_place.setdefault(place_of(path), []).append(path)
-    scoped = len(dead) <= MOST_SCOPED
+    many = sum(map(len, dead.values())) > _FEW_ROWS
+    scoped = many and len(dead) <= MOST_SCOPED
     staged: list[StagedFile] = []
     for place, paths in by_place.items():
         for some in [[path] for path in paths] if scoped else [paths]:

@@ -99,10 +99,7 @@ class Rewriter:
             Kind.REWRITE_DATA_FILES: self._data_files,
             Kind.REWRITE_POSITION_DELETE_FILES: self._position_deletes,
         }
-        try:
-            done, ending, why = kinds[action.kind](action, stopped, progress)
-        finally:
-            self._job.rest()
+        done, ending, why = kinds[action.kind](action, stopped, progress)
         return Result(
             action=action,
             ending=ending,
@@ -114,6 +111,10 @@ class Rewriter:
             attempts=max(1, done.attempts),
             detail=why,
         )
+
+    def rest(self) -> None:
+        """There is nothing to do for a while."""
+        self._job.rest()
 
     def close(self) -> None:
         """Let go of what runs tasks."""
