@@ -33,7 +33,7 @@ install: .venv/.installed  ## Create .venv with the locked dependencies and the 
 	@echo "installing into .venv/ (the first time takes a minute or two)" >&2
 	@test -x "$(UV)" || $(MAKE) .uv/bin/uv
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear --without-pip .venv
-	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements-dev.lock
+	@$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements-dev.lock
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 	@echo "installed: $(BIN)/icestream" >&2

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 
 _COUNTING = ("kafka", "generator")  # sources whose positions count records
-_RECORDS_PER_GROUP = 25_000
-_BYTES_PER_GROUP = 64 << 20  # a task holds the changes of a group in memory
+_LEAST_RECORDS = 25_000  # that are worth a task of their own
+_RECORDS_PER_GROUP = 100_000  # what comes to a group is packed by itself, with all its columns
+_BYTES_PER_GROUP = 128 << 20  # a task holds the changes of a group in memory
 
 
 class Mirrors:
@@ -44,8 +45,10 @@ class Mirrors:
         io: Callable[[str], "FileIO"],
         builder: Builder,
         bus: Bus,
+        cores: int,
     ) -> None:
         self._pipeline = config.name
+        self._cores = cores
         self._builder = builder
         self._bus = bus
         self._indexes = Indexes(
@@ -87,7 +90,8 @@ class Mirrors:
         mirror = Mirror(target, location, work.keys, work.index, work.commit_id, until, gathered)
         buckets = work.index.buckets
         records = _records(work) if self._counts else None
-        groups = 1 if gathered else groups_of(records, self._widest.get(work.table.name), buckets)
+        widest = self._widest.get(work.table.name)
+        groups = 1 if gathered else groups_of(records, widest, buckets, self._cores)
         return Upserting(terms, buckets, groups, mirror)
 
     # -- stage ---------------------------------------------------------------------------------
@@ -170,15 +174,17 @@ class Mirrors:
         self._bus.emit(events.IndexFollowed(self._pipeline, table, str(how)))
 
 
-def groups_of(records: int | None, widest: int | None, most: int) -> int:
+def groups_of(records: int | None, widest: int | None, most: int, cores: int) -> int:
     """In how many groups of keys a batch is applied: each costs some milliseconds, however small.
 
-    A power of two, so that tasks share them evenly. What is not known, as of a first batch, counts
+    A power of two, so that tasks share them evenly: as many as there are cores, if the batch is
+    worth it, and more where they would be large. What is not known, as of a first batch, counts
     as much.
     """
     if records is None or widest is None:
         return most
-    least = max(records / _RECORDS_PER_GROUP, records * widest / _BYTES_PER_GROUP, 1)
+    busy = min(cores, records / _LEAST_RECORDS)
+    least = max(busy, records / _RECORDS_PER_GROUP, records * widest / _BYTES_PER_GROUP, 1)
     return min(most, 1 << math.ceil(math.log2(least)))
 
 

@@ -241,7 +241,8 @@ def assembled(
     record_format = format_for(config.source.format)
     include = getattr(config.source, "include", ())
     builder = Builder(jvm, jvm_catalog, tables)
-    mirrors = Mirrors(config, storage_of(catalog), builder, bus)
+    cores = spark.sparkContext.defaultParallelism
+    mirrors = Mirrors(config, storage_of(catalog), builder, bus, cores)
     pipeline = Pipeline(
         config=config,
         source=source,

@@ -349,3 +349,12 @@ def test_expiry_takes_a_fiftieth_of_the_time():
     assert len(plan([busy], aggressive, [ran(EXPIRE, -9, seconds=1)], NOW)) == 1  # a wrong clock
     asked = Budget(expiry=float("inf"))
     assert len(plan([busy], aggressive, [ran(EXPIRE, 9, seconds=1)], NOW, asked)) == 1
+
+
+def test_expiry_does_not_rest_while_snapshots_pile_up():
+    """The first one of a run may take ten seconds: Java is cold."""
+    few = maintenance(expire_snapshots={"max_snapshots": 100, "retain_last": 5})
+    slow = [ran(EXPIRE, 49, seconds=9)]
+    assert plan([health(**snapshots(149, 1))], few, slow, NOW) == []
+    (action,) = plan([health(**snapshots(150, 1))], few, slow, NOW)
+    assert action.reason == "150 snapshots, 100 of them may stay"

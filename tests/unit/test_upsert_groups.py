@@ -20,16 +20,18 @@ BUCKETS = 16
         (500, 1000, 1),
         (25_000, 1000, 1),
         (25_001, 1000, 2),
-        (60_000, 1000, 4),
-        (1_000_000, 1000, 16),
+        (60_000, 1000, 4),  # of four cores
+        (400_000, 300, 4),
+        (400_001, 300, 8),
+        (10_000_000, 1000, 16),
         (500, 20 << 20, 16),  # large records: not all of them in memory at once
-        (500, 1 << 20, 8),
+        (500, 1 << 20, 4),
         (None, 1000, 16),  # a source whose positions count something else
         (500, None, 16),  # a first batch
     ],
 )
 def test_small_batches_have_few_groups(records: int | None, widest: int | None, groups: int):
-    assert groups_of(records, widest, BUCKETS) == groups
+    assert groups_of(records, widest, BUCKETS, cores=4) == groups
 
 
 @pytest.mark.parametrize("groups", range(1, BUCKETS + 1))

@@ -14,6 +14,7 @@ from icestream.maintain.health import TableHealth
 from icestream.maintain.pace import Pace, Past, pace_of
 
 _SLACK = 0.1  # expiry waits for a tenth more than it should keep, else it would run at every look
+_MOST_SLACK = 0.5  # it rests between two runs, but for that many more it does not
 _MANIFESTS = 100  # Iceberg joins them itself from this number, as far as commits allow
 _FEWER_MANIFESTS = 4  # a rewrite must leave at most one of so many
 _DELETE_FILES = 10  # read with the average data file of a partition: too many
@@ -48,8 +49,8 @@ def plan(
     left = allowance(maintenance, past, waiting, now, budget)
     actions: list[Action] = []
     for each in tables:
-        if not _just_expired(each.table, past, now, budget):
-            actions += _expiry(each, maintenance.expire_snapshots, now)
+        rests = _just_expired(each.table, past, now, budget)
+        actions += _expiry(each, maintenance.expire_snapshots, now, rests)
     taken = _within(dues, left, pace)
     for each in tables:
         if some := taken[each.table]:
@@ -162,16 +163,19 @@ def _just_expired(table: str, past: Sequence[Past], now: float, budget: Budget) 
     return last is not None and 0 <= now - last.at < last.seconds / budget.expiry
 
 
-def _expiry(health: TableHealth, rule: ExpireSnapshots | bool, now: float) -> list[Action]:
+def _expiry(
+    health: TableHealth, rule: ExpireSnapshots | bool, now: float, rests: bool
+) -> list[Action]:
     if not isinstance(rule, ExpireSnapshots) or not health.snapshot_times:
         return []
     older_than, keep = rule.older_than.total_seconds(), max(rule.retain_last, rule.max_snapshots)
     may_go = min(len(health.snapshot_times), health.snapshots - rule.retain_last)
     old = min(may_go, sum(at < now - older_than for at in health.snapshot_times))
     oldest = now - health.snapshot_times[0]
-    if health.snapshots > keep and health.snapshots - keep >= _SLACK * keep:
+    slack = _MOST_SLACK if rests else _SLACK
+    if health.snapshots > keep and health.snapshots - keep >= slack * keep:
         reason = f"{health.snapshots:,} snapshots, {keep:,} of them may stay"
-    elif old > 0 and (old >= _SLACK * health.snapshots or oldest > 2 * older_than):
+    elif not rests and old > 0 and (old >= _SLACK * health.snapshots or oldest > 2 * older_than):
         reason = f"{_count(old, 'snapshot')} older than {_age(older_than)}, oldest {_age(oldest)}"
     else:
         return []

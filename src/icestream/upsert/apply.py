@@ -100,9 +100,10 @@ class Applier:
             hit = folded.dead & (folded.found.file == number)
             self._dead.setdefault(number, []).append(folded.found.position[hit].astype(np.int64))
         self._entomb(last.hashes[folded.deleted], folded.deletes)
-        fresh = np.flatnonzero(folded.upserts)
+        # Not in the order of the hashes: neighbours are alike, which is small and quick to read.
+        fresh = last.as_they_came(np.flatnonzero(folded.upserts))
         if len(fresh):
-            new = self._completed(folded).take(pa.array(fresh))
+            new = self._completed(folded, fresh)
             self._stager.write(new)
             self._rows.append((last.hashes[fresh], new.column(SEQUENCE)))
         return bad
@@ -184,8 +185,10 @@ class Applier:
 
     # -- old rows ------------------------------------------------------------------------------
 
-    def _completed(self, folded: Folded) -> pa.RecordBatch:
-        """The last rows, with the columns that they lack from the table."""
+    def _completed(self, folded: Folded, fresh: NDArray[np.intp]) -> pa.RecordBatch:
+        """Some of the last rows, with the columns that they lack from the table."""
+        if not folded.lacks:
+            return folded.last.take(fresh).rows
         batch = folded.last.rows
         for lack in folded.lacks:
             kept = self._old(folded.found, lack.rows, [lack.column]).column(lack.column)
@@ -195,7 +198,7 @@ class Applier:
             order[lack.rows] = len(column) + np.arange(len(lack.rows))
             both = pa.concat_arrays([column, kept.combine_chunks().cast(column.type)])
             batch = batch.set_column(index, batch.schema.field(index), both.take(pa.array(order)))
-        return batch
+        return batch.take(pa.array(fresh))
 
     def _old(self, found: Found, which: NDArray[np.intp], columns: Sequence[str]) -> pa.Table:
         """Columns of old rows, in the order of `which`."""
@@ -231,7 +234,7 @@ class Applier:
             if all(value is not None for value in values):
                 rows_ = _replaced(rows_, at, pa.table(values, names=names))
                 still[at] = False
-        last = replace(last, rows=rows_)
+        last = last.with_rows(rows_)
         # A soft delete of nothing has no record here: there is nothing to keep, nor to complain of.
         known = last.record.is_valid().to_numpy(zero_copy_only=False) & still
         bad = None

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,41 +18,87 @@ from icestream.index.keys import Hashes, bucket_of, key_hashes
 SEQUENCE = "_src_sequence"
 _NOTE = "\0"  # begins the names of columns that no table has
 _ORIGIN = ("topic", "partition", "offset", "timestamp", "key", "value")
+# What stands beside a row. Nulls throughout are left out, and are nulls again when asked for.
+_NOTES = {
+    "op": pa.int8(),
+    "hash_hi": pa.uint64(),
+    "hash_lo": pa.uint64(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "missing": pa.string(),
+    "old_hi": pa.uint64(),
+    "old_lo": pa.uint64(),
+    "record": pa.null(),
+}
 
 
-@dataclass(frozen=True)
 class Changes:
-    """Rows in the table's columns, and beside them what is to be done with each."""
+    """Rows in the table's columns, and beside them what is to be done with each.
 
-    rows: pa.RecordBatch
-    op: pa.Int8Array
-    hash_hi: pa.UInt64Array
-    hash_lo: pa.UInt64Array
-    partition: pa.Int32Array
-    offset: pa.Int64Array
-    missing: pa.StringArray  # a JSON list of columns that the event did not carry, or null
-    old_hi: pa.UInt64Array  # the key before it was changed
-    old_lo: pa.UInt64Array
-    record: pa.StructArray  # as it came, only where it may still turn out to be bad
+    Taking some of them copies nothing: a column is put together when it is asked for, and most
+    that are sorted and folded never are.
+    """
+
+    def __init__(self, whole: pa.RecordBatch, at: NDArray[np.intp] | None = None) -> None:
+        self._whole = whole
+        self._at = at  # None: all, as they stand
 
     def __len__(self) -> int:
-        return len(self.op)
+        return len(self._whole) if self._at is None else len(self._at)
 
     @cached_property
-    def hashes(self) -> Hashes:
-        """The keys."""
-        return np.column_stack([self.hash_hi.to_numpy(), self.hash_lo.to_numpy()])
+    def rows(self) -> pa.RecordBatch:
+        """In the table's columns."""
+        names = [name for name in self._whole.schema.names if not name.startswith(_NOTE)]
+        return self._taken(self._whole.select(names))
 
     @cached_property
     def ops(self) -> NDArray[np.int8]:
         """What is to be done."""
-        found: NDArray[np.int8] = self.op.to_numpy()
+        found: NDArray[np.int8] = self._note("op").to_numpy()
         return found
 
-    @property
+    @cached_property
+    def hashes(self) -> Hashes:
+        """The keys."""
+        return np.column_stack([self._note(name).to_numpy() for name in ("hash_hi", "hash_lo")])
+
+    @cached_property
+    def partition(self) -> NDArray[np.int32]:
+        """Where each event came from."""
+        found: NDArray[np.int32] = self._note("partition").to_numpy()
+        return found
+
+    @cached_property
+    def offset(self) -> NDArray[np.int64]:
+        """And its place there."""
+        found: NDArray[np.int64] = self._note("offset").to_numpy()
+        return found
+
+    @cached_property
     def sequence(self) -> pa.BinaryArray:
         """The place in the source's log."""
-        return self.rows.column(SEQUENCE)
+        return self._taken(self._whole.column(SEQUENCE))
+
+    @cached_property
+    def missing(self) -> pa.StringArray:
+        """A JSON list of columns that the event did not carry, or null."""
+        return self._note("missing")
+
+    @cached_property
+    def old_hi(self) -> pa.UInt64Array:
+        """The key before it was changed."""
+        return self._note("old_hi")
+
+    @cached_property
+    def old_lo(self) -> pa.UInt64Array:
+        """The key before it was changed."""
+        return self._note("old_lo")
+
+    @cached_property
+    def record(self) -> pa.StructArray:
+        """As it came, only where it may still turn out to be bad."""
+        return self._note("record")
 
     def lacks(self, column: str) -> NDArray[np.bool_]:
         """Which events did not carry this column."""
@@ -71,17 +116,27 @@ class Changes:
 
     def take(self, which: NDArray[Any]) -> "Changes":
         """Some of them, in this order."""
-        return _apart(_together(self).take(pa.array(which)))
+        return Changes(self._whole, which if self._at is None else self._at[which])
+
+    def as_they_came(self, which: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The same places, in the order in which these changes arrived."""
+        return which if self._at is None else which[np.argsort(self._at[which])]
+
+    def with_rows(self, rows: pa.RecordBatch) -> "Changes":
+        """The same changes to other rows."""
+        notes = {name: self._note(name) for name in _NOTES}
+        return Changes(_together(rows, notes))
 
     def to_bytes(self) -> bytes:
         """For the way through the shuffle."""
-        return pack(_together(self))
+        return pack(self._taken(self._whole))
 
     @staticmethod
     def from_bytes(blobs: Sequence[bytes]) -> "Changes":
         """On the other side: all of them as one."""
-        joined = pa.concat_tables([unpack(blob) for blob in blobs]).combine_chunks()
-        return _apart(joined.to_batches()[0] if joined.num_rows else _empty(joined.schema))
+        tables = [unpack(blob) for blob in blobs]
+        joined = pa.concat_tables(tables, promote_options="default").combine_chunks()
+        return Changes(joined.to_batches()[0] if joined.num_rows else _empty(joined.schema))
 
     def split(self, buckets: int, groups: int) -> Iterator[tuple[int, "Changes"]]:
         """By groups of neighbouring buckets of the key index; a truncate concerns all of them."""
@@ -94,6 +149,14 @@ class Changes:
             if end > start or len(emptied):
                 yield number, self.take(np.concatenate([order[start:end], emptied]))
 
+    def _note(self, name: str) -> pa.Array:
+        if _NOTE + name not in self._whole.schema.names:
+            return pa.nulls(len(self), _NOTES[name])
+        return self._taken(self._whole.column(_NOTE + name))
+
+    def _taken(self, some: Any) -> Any:
+        return some if self._at is None else some.take(pa.array(self._at))
+
 
 def changes_of(
     records: pa.RecordBatch, rows: pa.RecordBatch, decoded: Decoded, keys: Sequence[str]
@@ -102,25 +165,23 @@ def changes_of(
     count = len(rows)
     hashes = key_hashes([rows.column(name) for name in keys])
     old_hi, old_lo = _old_hashes(decoded.old_key, keys, count)
-    missing = _missing(decoded.missing, count)
-    return Changes(
-        rows=rows,
-        op=decoded.op,
-        hash_hi=pa.array(hashes[:, 0]),
-        hash_lo=pa.array(hashes[:, 1]),
-        partition=records.column("partition").cast(pa.int32()),
-        offset=records.column("offset").cast(pa.int64()),
-        missing=missing,
-        old_hi=old_hi,
-        old_lo=old_lo,
-        record=_records(records, missing),
-    )
+    notes = {
+        "op": decoded.op,
+        "hash_hi": pa.array(hashes[:, 0]),
+        "hash_lo": pa.array(hashes[:, 1]),
+        "partition": records.column("partition").cast(pa.int32()),
+        "offset": records.column("offset").cast(pa.int64()),
+        "old_hi": old_hi,
+        "old_lo": old_lo,
+    }
+    if decoded.missing:
+        notes["missing"] = _missing(decoded.missing, count)
+        notes["record"] = _records(records, notes["missing"])
+    return Changes(_together(rows, notes))
 
 
 def _missing(missing: Mapping[str, pa.BooleanArray], count: int) -> pa.StringArray:
     """The names of missing columns as one text for each row; nearly all rows have none."""
-    if not missing:
-        return pa.nulls(count, pa.string())
     flags = {name: mask.to_numpy(zero_copy_only=False) for name, mask in missing.items()}
     code = np.zeros(count, dtype=np.int64)
     texts: list[str | None] = [None]
@@ -155,22 +216,10 @@ def _records(records: pa.RecordBatch, missing: pa.StringArray) -> pa.StructArray
     return pa.StructArray.from_arrays(bare, names=list(_ORIGIN), mask=none)
 
 
-def _together(changes: Changes) -> pa.RecordBatch:
-    names = [name for name in Changes.__dataclass_fields__ if name != "rows"]
-    fields = [*changes.rows.schema]
-    fields += [pa.field(_NOTE + name, getattr(changes, name).type) for name in names]
-    columns = [*changes.rows.columns, *(getattr(changes, name) for name in names)]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _apart(batch: pa.RecordBatch) -> Changes:
-    mine = [name for name in batch.schema.names if not name.startswith(_NOTE)]
-    notes = {
-        name.removeprefix(_NOTE): batch.column(name)
-        for name in batch.schema.names
-        if name.startswith(_NOTE)
-    }
-    return Changes(rows=batch.select(mine), **notes)
+def _together(rows: pa.RecordBatch, notes: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    told = {name: note for name, note in notes.items() if note.null_count < len(note)}
+    fields = [*rows.schema, *(pa.field(_NOTE + name, note.type) for name, note in told.items())]
+    return pa.RecordBatch.from_arrays([*rows.columns, *told.values()], schema=pa.schema(fields))
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

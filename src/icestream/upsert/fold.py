@@ -78,15 +78,15 @@ def in_order(changes: Changes) -> Changes:
     """By key, and for each key by the source's log and then by offset; without what is ignored."""
     if (changes.ops == IGNORE).any():
         changes = changes.take(np.flatnonzero(changes.ops != IGNORE))
-    order = np.lexsort(
-        (
-            changes.partition.to_numpy(),
-            changes.offset.to_numpy(),
-            ranked(changes.sequence),
-            changes.hashes[:, 1],
-            changes.hashes[:, 0],
-        )
-    )
+    first = changes.hashes[:, 0]
+    order = np.argsort(first)
+    again = np.flatnonzero(np.diff(first[order]) == 0)
+    if len(again):  # most keys are there once
+        places = np.union1d(again, again + 1)
+        some = order[places]
+        told = changes.take(some)
+        by = (told.partition, told.offset, ranked(told.sequence), *told.hashes.T[::-1])
+        order[places] = some[np.lexsort(by)]
     return changes.take(order)
 
 
@@ -125,7 +125,7 @@ def truncated(changes: Changes) -> tuple[Changes, pa.BinaryArray | None]:
     emptied = changes.ops == TRUNCATE
     if not emptied.any():
         return changes, None
-    ranks, offsets = ranked(changes.sequence), changes.offset.to_numpy()
+    ranks, offsets = ranked(changes.sequence), changes.offset
     order = np.lexsort((offsets, ranks))
     newest = order[emptied[order]][-1]
     later = (ranks > ranks[newest]) | ((ranks == ranks[newest]) & (offsets > offsets[newest]))
@@ -164,6 +164,8 @@ def _filled(
     last = changes.take(ends)
     orphans = np.zeros(len(ends), dtype=bool)
     lacks: list[Lack] = []
+    if not changes.lacking:
+        return last, (), orphans
     rows = last.rows
     places = np.arange(len(changes))
     upserts = changes.ops == UPSERT
@@ -185,8 +187,7 @@ def _filled(
         orphans[rest[~from_table]] = True
         if from_table.any():
             lacks.append(Lack(column, rest[from_table]))
-    filled_last = Changes(**{**last.__dict__, "rows": rows}) if changes.lacking else last
-    return filled_last, tuple(lacks), orphans
+    return last.with_rows(rows), tuple(lacks), orphans
 
 
 def ranked(sequence: pa.BinaryArray) -> NDArray[np.int64]:
@@ -205,7 +206,8 @@ def _starts(hashes: Hashes) -> Places:
     """Where each key begins."""
     if not len(hashes):
         return np.zeros(0, dtype=np.intp)
-    new = (hashes[1:] != hashes[:-1]).any(axis=1)
+    first, second = hashes.T
+    new = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
     return np.flatnonzero(np.concatenate([[True], new]))
 
 

@@ -57,7 +57,7 @@ class Origins:
 
     def _before(self, mine: Places, moved: int) -> Places:
         """Without what came later, nor the delete that is the other half of the move."""
-        offsets = self._changes.offset.to_numpy()
+        offsets = self._changes.offset
         place = self._ranks if self._ranks[moved] else offsets  # without a log, by the offset
         earlier: Places = mine[place[mine] < place[moved]]
         if place is offsets and len(earlier) and self._changes.ops[earlier[-1]] == DELETE:

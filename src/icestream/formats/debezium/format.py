@@ -168,8 +168,12 @@ class _Batch:
         return frozenset(name for name in names if name.startswith("__"))
 
     def with_keys(self, columns: pa.RecordBatch) -> pa.RecordBatch:
-        """Give deleted rows what only the record's key says."""
-        rows = np.flatnonzero(self.events.op == DELETE)
+        """Give deleted rows what only the record's key says; those that lack nothing need none."""
+        lacking = np.full(len(self.records), not columns.num_columns)
+        for column in columns.columns:
+            if column.null_count:
+                lacking |= column.is_null().to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero((self.events.op == DELETE) & lacking)
         if not len(rows):
             return columns
         some = self.records.column("key").take(pa.array(rows))

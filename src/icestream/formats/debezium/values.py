@@ -42,7 +42,7 @@ from icestream.formats.debezium.pieces import spread
 from icestream.formats.debezium.times import CLOCKS
 from icestream.formats.json import Path, Reading
 from icestream.formats.jsonbytes import Rows, characters, offsets
-from icestream.formats.jsonkeys import places, where
+from icestream.formats.jsonkeys import places
 
 DecimalMode: TypeAlias = Literal["precise", "string", "double"]
 BinaryMode: TypeAlias = Literal["base64", "base64-url-safe", "hex"]
@@ -90,17 +90,13 @@ class Meant(Reading):
         """Note where an event says that it did not carry a column's value."""
         if len(path) > 1 or isinstance(kind, StructType):
             return texts
-        marks = self._marks
+        marks = self._marks.plain
         if isinstance(kind, ListType | MapType):
-            hits = pc.is_in(texts, marks.nested)
+            marks = self._marks.nested
         elif path[0] in self.raw:
-            hits = pc.equal(texts, f'"{marks.plain}"')
-        else:
-            hits = pc.equal(texts, marks.plain)
-            for mark in marks.written:
-                hits = pc.or_(hits, pc.equal(texts, mark))
-        found = where(hits)
-        if found:
+            marks = self._marks.quoted
+        found = _same(texts, marks)
+        if len(found):
             self.missing.setdefault(path[0], []).append(rows[found])
             texts = casts.without(texts, found)
         return texts
@@ -191,8 +187,8 @@ class Meant(Reading):
 class _Marks:
     """The ways in which an event says that a value was not carried."""
 
-    plain: str
-    written: tuple[str, ...]
+    plain: pa.StringArray
+    quoted: pa.StringArray
     nested: pa.StringArray
 
     @staticmethod
@@ -203,8 +199,18 @@ class _Marks:
         named = uuid.UUID(bytes=digest, version=3)  # Java's nameUUIDFromBytes
         pairs = _compact({marker: marker})
         lists = [[marker], [coded], [data.hex()], [str(named)], list(data)]
-        nested = pa.array([marker, coded, pairs, *map(_compact, lists)], pa.string())
-        return _Marks(marker, (coded, data.hex(), pairs), nested)
+        nested = [marker, coded, pairs, *map(_compact, lists)]
+        ways = ([marker, coded, data.hex(), pairs], [f'"{marker}"'], nested)
+        return _Marks(*(pa.array(some, pa.string()) for some in ways))
+
+
+def _same(texts: pa.StringArray, marks: pa.StringArray) -> Rows:
+    """Where one of the marks stands; nearly all other texts already differ in their length."""
+    lengths = np.diff(offsets(texts))
+    alike = np.flatnonzero(np.isin(lengths, pc.binary_length(marks).to_numpy()))
+    if not len(alike):
+        return alike
+    return alike[places(pc.is_in(texts.take(pa.array(alike)), marks))]
 
 
 def _compact(value: object) -> str:
@@ -254,12 +260,15 @@ def _guessed(
     A JSON number is one. A string may be base64 or the decimal as text. Few could be both, such as
     "1234": for these the connector's mode decides.
     """
+    plain = pc.ascii_trim(texts, '"') if quoted else texts
+    written = pc.match_substring_regex(plain, _DECIMAL) if texts_first else None
+    if written is not None and pc.all(written, min_count=0).as_py():
+        return _number(plain, arrow)
     objects = pc.starts_with(texts, "{")
     strings = pc.starts_with(texts, '"') if quoted else pc.invert(objects)
-    plain = pc.ascii_trim(texts, '"') if quoted else texts
     coded = pc.and_(strings, decimals.is_unscaled(plain))
-    if texts_first:
-        coded = pc.and_(coded, pc.invert(pc.match_substring_regex(plain, _DECIMAL)))
+    if written is not None:
+        coded = pc.and_(coded, pc.invert(written))
     number = pc.invert(pc.or_(objects, coded))
     scaled = partial(_scaled, scale=arrow.scale)
     ways: list[tuple[pa.BooleanArray, Cast]] = [
