@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,23 +87,27 @@ class Tail:
             rows = rows[page.reads(at, self.text[slice(*part)])]
         if not len(rows):
             return rows
-        width = len(self.text) // 8 * 8  # what is before was just read
+        value, digits = self._words
+        width = 8 * len(value)  # what is before was just read
         words = page.pieces(page.end[rows] - width, width)
-        value, digits = self._words(width)
-        odd = (words ^ _ZEROS) & digits
+        where = np.flatnonzero(digits)
+        odd = (words[:, where] ^ _ZEROS) & digits[where]
         odd |= odd + _TO_SIGN
         odd &= _SIGNS
         words ^= value
         words &= ~digits
-        fits = np.bitwise_or.reduce(words | odd, axis=1) == 0
+        fits = np.bitwise_or.reduce(words, axis=1) == 0
+        fits &= np.bitwise_or.reduce(odd, axis=1) == 0
         for start, end in self.numbers:
             if end > start + 1 and self.text[start] != ord("0"):  # else no number, or another one
                 fits &= page.bytes[page.end[rows] - len(self.text) + start] != ord("0")
         found: Places = rows[fits]
         return found
 
-    def _words(self, width: int) -> tuple[Words, Words]:
+    @cached_property
+    def _words(self) -> tuple[Words, Words]:
         """The last bytes in eights, and with 0xff for each digit that may be another one."""
+        width = len(self.text) // 8 * 8
         digits = np.zeros(len(self.text), np.uint8)
         for start, end in self.numbers:
             digits[start:end] = 0xFF
