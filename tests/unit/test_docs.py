@@ -40,7 +40,7 @@ def test_the_pipelines_of_the_readme_are_valid(tmp_path):
         file.write_text(text)
         kinds.append(load(file).pipeline.source.type)
         assert len(text.splitlines()) <= 22
-    assert kinds == ["files", "kafka"]
+    assert kinds == ["files", "kafka", "kafka"]
 
 
 def test_no_page_names_a_module_that_is_gone():

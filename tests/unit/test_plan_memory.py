@@ -71,7 +71,7 @@ def test_what_a_run_does_more_takes_more():
     plain = needs({}, 2, Load(record_bytes=200.0))
     mirrored = Load(record_bytes=200.0, laid_out=True, mirrors=[Mirror("shop.a", 5_000_000)])
     more = needs({}, 2, mirrored)
-    assert of(more, "workers").memory_bytes == of(plain, "workers").memory_bytes + 2 * 192 * MB
+    assert of(more, "workers").memory_bytes == of(plain, "workers").memory_bytes + 2 * 256 * MB
     assert of(more, "a rewrite").memory_bytes == of(plain, "a rewrite").memory_bytes + 82_000_000
     assert of(more, "key index of shop.a").disk_bytes == 160_000_000
     assert of(more, "key index of shop.a").memory_bytes is None
