@@ -44,6 +44,8 @@ if __name__ == "__main__":
     from pyspark.daemon import manager
 
     if sys.argv[1:] in ([], ["pyspark.worker"]):
+        import pandas  # noqa: F401  Arrow asks for it when it makes a scalar
+
         import icestream.formats.debezium
         import icestream.formats.json
         import icestream.task

@@ -15,9 +15,10 @@ from icestream.storage import filesystem
 from icestream.write.target import StagedFile, StageTarget
 
 PATH_ID, POSITION_ID = 2147483546, 2147483545  # reserved by the specification
+PATHS = pa.dictionary(pa.int32(), pa.string())  # of so many rows only a few; text in the file
 SCHEMA = pa.schema(
     [
-        pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: str(PATH_ID)}),
+        pa.field("file_path", PATHS, nullable=False, metadata={FIELD_ID: str(PATH_ID)}),
         pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: str(POSITION_ID)}),
     ]
 )
@@ -73,12 +74,20 @@ def write_deletes(
 
 def _write(location: str, place: Place, paths: Sequence[str], dead: Positions) -> StagedFile:
     counts = [len(dead[path]) for path in paths]
-    names = pa.array(paths, pa.string()).take(pa.array(np.repeat(np.arange(len(paths)), counts)))
+    numbers = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
+    names = pa.DictionaryArray.from_arrays(numbers, pa.array(paths, pa.string()))
     rows = pa.table([names, np.concatenate([dead[path] for path in paths])], schema=SCHEMA)
     system, path = filesystem(location)
     system.create_dir(path.rpartition("/")[0], recursive=True)
     with system.open_output_stream(path) as sink:
-        pq.write_table(rows, sink, compression="zstd", store_schema=False)
+        pq.write_table(
+            rows,
+            sink,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=["file_path"],  # no position is there twice
+            store_schema=False,
+        )
         size = sink.tell()
     facts = {
         "spec-id": place.spec_id,
