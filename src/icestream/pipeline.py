@@ -121,6 +121,8 @@ class Pipeline:
         self._begin = protocol.nearest(
             *(located(views[name]).marker.positions for name in self._run)
         )
+        # A run that began beside us may have taken it for one of the runs that its claim fenced.
+        scratch.mkdir(parents=True, exist_ok=True)
         frame = self._source.open(spark, self._begin, scratch, once)
         self._emit(
             events.RunStarted,
