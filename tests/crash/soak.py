@@ -138,11 +138,14 @@ def told(samples: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     """Medians of the three thirds; and of what comes after the first, the most and the trend."""
     third = max(1, len(samples) // 3)
     parts = [samples[:third], samples[third : 2 * third], samples[2 * third :]]
+    later = samples[third:] or samples
     found: dict[str, Any] = {}
     for what in ("data_files", "delete_files", "snapshots", "metadata_bytes"):
-        found[what] = [statistics.median(each[name][what] for each in part) for part in parts]
-        found[f"most_{what}"] = max(each[name][what] for each in samples[third:])
-    files = [each[name]["data_files"] for each in samples[third:]]
+        found[what] = [
+            statistics.median(each[name][what] for each in part) for part in parts if part
+        ]
+        found[f"most_{what}"] = max(each[name][what] for each in later)
+    files = [each[name]["data_files"] for each in later]
     minutes = np.arange(len(files)) * SAMPLE_SECONDS / 60
     trend = np.polyfit(minutes, files, 1)[0] if len(files) > 1 else 0.0
     return found | {"files_trend_per_min": round(float(trend), 2)}
