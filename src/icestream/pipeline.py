@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icestream import portions
+from icestream import portions, runs
 from icestream.commit import protocol
 from icestream.commit.committer import IcebergTables
 from icestream.commit.marker import Positions
@@ -90,17 +90,19 @@ class Pipeline:
         self.under_way: Range | None = None  # the batch at work, or the one that failed
         self._seen: Seen | None = None  # of the last batch
         self._most_at_once = 0  # records that Python may get; 0: not known yet
-        self._scratch = Path()
+        self.scratch: Path | None = None  # once the tables are claimed
         # For the whole run: each thread has a connection to Java, which outlives the thread.
         self._committers = ThreadPoolExecutor(_PARALLEL_COMMITS, thread_name_prefix="commit")
 
     # -- start ---------------------------------------------------------------------------------
 
     def open(
-        self, spark: "SparkSession", scratch: Path, once: bool, accept_loss: bool = False
+        self, spark: "SparkSession", folder: Path, once: bool, accept_loss: bool = False
     ) -> "DataFrame":
-        """Claim every table in name order, then open the stream at the nearest marker."""
-        self._scratch = scratch
+        """Claim every table in name order, then open the stream at the nearest marker.
+
+        `folder` has a place for each run's scratch.
+        """
         for route in self._first_routes():
             self._add(route)
         aside = [quarantine_name(name) for name, each in self._run.items() if each.has_quarantine]
@@ -115,15 +117,14 @@ class Pipeline:
             start = self._source.resolve(self._config.source.start)
         for name, view in views.items():
             views[name] = self._landing.take(name, view, self._share_of_start(name, start))
+        self.scratch = runs.make(folder, generation, self.run_id)
         # Again: the run before us may have committed until the moment of our claim.
         self._source.recall([located(view) for view in views.values()])
         views = self._without_losses(views, accept_loss)
         self._begin = protocol.nearest(
             *(located(views[name]).marker.positions for name in self._run)
         )
-        # A run that began beside us may have taken it for one of the runs that its claim fenced.
-        scratch.mkdir(parents=True, exist_ok=True)
-        frame = self._source.open(spark, self._begin, scratch, once)
+        frame = self._source.open(spark, self._begin, self.scratch, once)
         self._emit(
             events.RunStarted,
             run_id=self.run_id,
@@ -154,10 +155,15 @@ class Pipeline:
         return self._source.losses(marker.positions, marker.stream_ids)
 
     def diagnose(self) -> IcestreamError | None:
-        """After a failure: has the source lost something, or gone away itself?"""
+        """After a failure: are we fenced, has the source lost something, or gone away itself?"""
+        if self.scratch is None:
+            return None  # nothing was ours yet
         try:
-            for name in self._run:
-                if lost := self._losses(self._tables.load(name)).lost:
+            views = {name: self._tables.load(name) for name in self._run}
+            if taken := protocol.overtaken(views, [*self._after, self.run_id]):
+                return refusal(taken, Verdict.FENCED.value, views[taken])
+            for name, view in views.items():
+                if lost := self._losses(view).lost:
                     return loss_refusal(name, lost)
             self._source.check()
         except IcestreamError as failure:
@@ -227,8 +233,9 @@ class Pipeline:
 
     def _range(self, batch_id: int) -> Range:
         """What Spark logged for this batch, never what was seen of it."""
-        stop = _logged(self._scratch, batch_id)
-        start = _logged(self._scratch, batch_id - 1) if batch_id else self._begin
+        assert self.scratch is not None, "a batch comes after `open`"
+        stop = _logged(self.scratch, batch_id)
+        start = _logged(self.scratch, batch_id - 1) if batch_id else self._begin
         return Range(start, stop)
 
     def _routes(self, batch: Range) -> dict[str, str]:

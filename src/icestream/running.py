@@ -48,7 +48,6 @@ class Run:
     config: Config
     pipeline: Pipeline
     source: Source
-    scratch: Path
     maintenance: Maintenance | None = None
     query: "StreamingQuery | None" = None
     failure: BaseException | None = None
@@ -112,9 +111,14 @@ class Run:
             self.failure = failure
         if self.failure is not None:
             self.failure = self._explained(self.failure)
+        self.clean_up()
+
+    def clean_up(self) -> None:
+        """Leave nothing behind that was for this run alone."""
         self.source.close()
         self.pipeline.let_go()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        if self.pipeline.scratch:
+            shutil.rmtree(self.pipeline.scratch, ignore_errors=True)
 
     def tell(self, bus: Bus, reason: str) -> None:
         """Say how it ended."""
@@ -132,21 +136,33 @@ class Run:
 
     def _explained(self, failure: BaseException) -> IcestreamError:
         """The failure in our own words; what Spark says of it is in the log."""
+        try:
+            reason = self.reason(failure)
+        except Exception as another:
+            if _may_be_death(another):  # and the failure was the first sign of it
+                return self._without_spark()
+            reason = None
+        return reason or unexplained(self.config, failure)
+
+    def reason(self, failure: BaseException) -> IcestreamError | None:
+        """What is behind a failure, if we can tell."""
         if isinstance(failure, IcestreamError):
             return failure
-        try:
-            known = planner_failure(self.scratch) or self.pipeline.diagnose()
-        except (Py4JError, OSError):  # it was the first sign of the JVM's death
-            return self._without_spark()
-        return known or unexplained(self.config, failure)
+        told = planner_failure(self.pipeline.scratch) if self.pipeline.scratch else None
+        return told or self.pipeline.diagnose()
+
+
+def _may_be_death(failure: BaseException) -> bool:
+    """Whether Java did not answer; it does when it says what failed."""
+    return isinstance(failure, Py4JError | ConnectionError) and not isinstance(
+        failure, Py4JJavaError
+    )
 
 
 def _death(config: Config, failure: BaseException) -> SparkEnded | None:
     """The end of the JVM, if that is behind a failure."""
     # A connection that breaks may be to another server; Java is alive then, all that time.
-    sign = isinstance(failure, Py4JError | ConnectionError)
-    waits = sign and not isinstance(failure, Py4JJavaError)
-    code = exit_code(_DEATH_SECONDS if waits else 0)
+    code = exit_code(_DEATH_SECONDS if _may_be_death(failure) else 0)
     return None if code is None else spark_ended(config, code)
 
 
@@ -197,29 +213,30 @@ def start(
         pipeline, maintenance = assembled(spark, config, bus, source, tuple(runs))
     runs.append(pipeline.run_id)
     folder = Path(config.state_location) / config.name / "runs"
-    scratch = folder / pipeline.run_id
-    scratch.mkdir(parents=True)
     once = once or config.commit_interval == "once"
     # What ends by itself ends soon: `icestream maintain` is for after that.
-    run = Run(config, pipeline, source, scratch, None if once else maintenance)
+    run = Run(config, pipeline, source, None if once else maintenance)
     ends = once and source.ends_by_itself
     try:
         with _deaths_told(config):
-            frame = pipeline.open(spark, scratch, once, accept_loss)
-            _sweep(folder, scratch)
+            frame = pipeline.open(spark, folder, once, accept_loss)
+            assert pipeline.scratch is not None
             run.query = (
                 frame.writeStream.queryName(f"icestream {config.name} {pipeline.run_id}")
                 .foreachBatch(run.handle)
-                .option("checkpointLocation", str(scratch / "checkpoint"))
+                .option("checkpointLocation", str(pipeline.scratch / "checkpoint"))
                 .trigger(**_trigger(config, once, ends))
                 .start()
             )
     except BaseException as failure:
-        source.close()
-        pipeline.let_go()
-        shutil.rmtree(scratch, ignore_errors=True)
-        bus.emit(RunFailed(config.name, pipeline.run_id, str(failure), type(failure).__name__))
-        raise
+        reason = None
+        if isinstance(failure, Exception):
+            with suppress(Exception):  # no reason is as good as none
+                reason = run.reason(failure)
+        run.clean_up()
+        told = reason or failure
+        bus.emit(RunFailed(config.name, pipeline.run_id, str(told), type(told).__name__))
+        raise told from None
     if once:
         threading.Thread(target=_drain, args=(run, ends), daemon=True).start()
     elif run.maintenance:
@@ -279,10 +296,3 @@ def _drain(run: Run, ends: bool) -> None:
         run.failure = run.failure or failure
     else:
         run.drained.set()
-
-
-def _sweep(folder: Path, keep: Path) -> None:
-    """Remove scratch of earlier runs: they are over, or fenced by our claim."""
-    for old in folder.iterdir():
-        if old != keep:
-            shutil.rmtree(old, ignore_errors=True)

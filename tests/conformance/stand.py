@@ -133,7 +133,6 @@ class Stand:
             **facts.get("source", {}),
         }
         self.config = Config.model_validate(facts, context={"folder": str(folder)})
-        self._runs = 0
         self._pipeline: Pipeline | None = None
         gc.collect()  # catalogs of stands before this one: their connections are in cycles
         self.start()
@@ -142,22 +141,21 @@ class Stand:
         """Begin a run, as after a crash: nothing of the one before is told to stop."""
         if self._pipeline is not None:
             self._pipeline.let_go()  # threads end with a process, and this is still ours
-        self._runs += 1
         self._batch = 0
-        self._scratch = self.folder / f"run{self._runs}"
-        (self._scratch / "checkpoint" / "offsets").mkdir(parents=True)
         bus = Bus()
         bus.join(self.events.append)
         source = Captured(self._topics)
         self._pipeline, _ = assembled(self._spark, self.config, bus, source)
-        self._pipeline.open(self._spark, self._scratch, once=True)
+        self._pipeline.open(self._spark, self.folder / "runs", once=True)
+        self._log = self._pipeline.scratch / "checkpoint" / "offsets"
+        self._log.mkdir(parents=True)
         self._at = {topic: dict(at) for topic, at in self._pipeline._begin.items()}
 
     def take(self, records: pa.RecordBatch) -> None:
         """Bring a batch in; its records follow those before, topic by topic."""
         for row in records.select(["topic", "offset"]).to_pylist():
             self._at[row["topic"]] = {0: row["offset"] + 1}
-        log = self._scratch / "checkpoint" / "offsets" / str(self._batch)
+        log = self._log / str(self._batch)
         log.write_text(f"v1\n{{}}\n{json.dumps(self._at)}\n")
         # Several tasks, in no order: whichever is first, the result is the same.
         parts = [records.filter(_every(TASKS, at, len(records))) for at in range(TASKS)]

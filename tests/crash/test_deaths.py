@@ -39,7 +39,7 @@ def test_a_dead_jvm_ends_the_run_with_75(folder):
     assert each_once(folder)
 
 
-@pytest.mark.parametrize("place", ["marker-checked", "batch-begins"])
+@pytest.mark.parametrize("place", ["claimed", "marker-checked", "batch-begins"])
 def test_a_zombie_is_fenced(folder, place):
     """Also where its batch fails for another reason first: a restart is no new claim."""
     fill(folder, "a.jsonl", 30_000)
@@ -61,6 +61,22 @@ def test_of_two_that_start_together_one_goes_on(folder):
         logs = [each.communicate(timeout=280)[1] for each in (first, second)]
     assert {first.returncode, second.returncode} == {0, 3}, logs
     assert each_once(folder, 300_000)
+
+
+def test_a_zombie_leaves_the_scratch_of_its_successor_alone(folder):
+    fill(folder, "a.jsonl", 30_000)
+    with started(folder, "run", "--once", failpoints="claimed:stop:1:1") as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WSTOPPED)
+        with started(folder, "run", "--once", failpoints="batch-begins:stop:1:1") as successor:
+            os.waitid(os.P_PID, successor.pid, os.WSTOPPED)
+            zombie.send_signal(signal.SIGCONT)
+            _, log = zombie.communicate(timeout=120)
+            assert zombie.returncode == 3, log
+            successor.send_signal(signal.SIGCONT)
+            _, log = successor.communicate(timeout=120)
+    assert successor.returncode == 0, log
+    assert "run_restarting" not in log
+    assert each_once(folder, 30_000)
 
 
 def name_of(pid: int) -> str:

@@ -621,7 +621,6 @@ def start(tmp_path, folder, tables, scratch):
         patch.setattr(landing, "_pause", lambda attempt: attempt < 5)
         patch.setattr(planned, "open_stream", lambda *arguments: caught.append(arguments))
         session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
-        scratch.mkdir()
         run.open(session, scratch, once=False)
     ((_, _, settings, _),) = caught
     return one, FilesPlanner(**settings)

@@ -120,8 +120,7 @@ def test_old_entries_go(tmp_path, monkeypatch):
 
 def stored(folder):
     """Kind and table of every event in the file, oldest first."""
-    with history._reading(folder) as database:
-        return database.execute("SELECT kind, subject FROM events ORDER BY id").fetchall()
+    return history._rows(folder, "SELECT kind, subject FROM events ORDER BY id", ())
 
 
 @pytest.fixture
@@ -206,9 +205,9 @@ def test_partitions_are_stored_once_however_many_commits_there_are(store, tmp_pa
     many = tuple(PartitionState("orders", n, 0, 0, 1.5) for n in range(2000))
     for _ in range(20):
         store(committed(partitions=many))
-    with history._reading(tmp_path / "state") as database:
-        assert database.execute("SELECT count(*) FROM partitions").fetchone() == (1,)
-        (longest,) = database.execute("SELECT max(length(facts)) FROM events").fetchone()
+    state = tmp_path / "state"
+    assert history._rows(state, "SELECT count(*) FROM partitions", ()) == [(1,)]
+    [(longest,)] = history._rows(state, "SELECT max(length(facts)) FROM events", ())
     assert longest < 1000
     assert all("partitions" not in e for e in commits(tmp_path / "state", "shop", "shop.orders", 0))
 
@@ -220,9 +219,11 @@ def test_a_commit_without_partitions_leaves_the_last_word(store, tmp_path):
 
 
 def test_reading_never_writes(tmp_path):
-    History(tmp_path).close()
-    with history._reading(tmp_path) as database, pytest.raises(sqlite3.OperationalError):
-        database.execute("DELETE FROM events")
+    store = History(tmp_path)
+    store(TableCreated("shop", "shop.orders"))
+    store.close()
+    history._rows(tmp_path, "DELETE FROM events", ())
+    assert stored(tmp_path) == [("table_created", "shop.orders")]
 
 
 def test_several_threads_write(store, tmp_path):
@@ -257,3 +258,54 @@ def test_the_facts_of_a_commit_are_plain():
     assert [each["position"] for each in facts["partitions"]] == [5, 6]
     assert json.loads(json.dumps(facts)) == facts
     assert (facts["table"], facts["landed"], facts["pipeline"]) == ("shop.orders", 5, "shop")
+
+
+def test_two_that_open_it_for_the_first_time_wait_for_each_other(tmp_path):
+    """The change to WAL needs a lock for which SQLite itself does not always wait."""
+    other = sqlite3.connect(tmp_path / "history.db", check_same_thread=False, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    leaving = threading.Timer(0.2, other.execute, ["COMMIT"])
+    leaving.start()
+    History(tmp_path).close()
+    leaving.join()
+    other.close()
+
+
+@pytest.mark.parametrize("damage", [b"no database at all" * 300, None])
+def test_a_damaged_file_is_put_aside(tmp_path, damage):
+    """It is derived: no run stops for it, and nothing that is in it is thrown away."""
+    state = tmp_path / "state"
+    store = History(state)
+    for _ in range(2000):
+        store(committed())
+    store.close()
+    file = state / "history.db"
+    whole = file.read_bytes()
+    broken = damage or whole[:4096] + b"\xff" * (len(whole) - 4096)
+    file.write_bytes(broken)
+    assert commits(state, "shop", "shop.orders", 0) == []
+    again = History(state)
+    again(committed(landed=3))
+    again.close()
+    assert [each["landed"] for each in commits(state, "shop", "shop.orders", 0)] == [3]
+    assert (state / "history.db.damaged").read_bytes() == broken
+
+
+def test_damage_while_it_is_open_stops_nobody(tmp_path):
+    store = History(tmp_path)
+    for _ in range(2000):
+        store(committed())
+    store.close()
+    store = History(tmp_path)
+    file = tmp_path / "history.db"
+    file.write_bytes(file.read_bytes()[:4096] + b"\xff" * (file.stat().st_size - 4096))
+    (tmp_path / "history.db-wal").unlink(missing_ok=True)
+    for _ in range(50):
+        store(committed())
+    store.close()
+
+
+def test_a_file_that_is_being_made_has_no_history_yet(tmp_path):
+    (tmp_path / "history.db").touch()
+    assert last_run(tmp_path, "shop") is None
+    assert partitions(tmp_path, "shop", "shop.orders") == []

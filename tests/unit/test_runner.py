@@ -6,13 +6,17 @@ import threading
 
 import pytest
 
+from icestream import running
 from icestream.config.model import Pipeline as Config
-from icestream.errors import ConfigError, SparkEnded
+from icestream.errors import ConfigError, Fenced, GaveUp, SparkEnded
+from icestream.observe.events import Bus
 from icestream.runner import _refuse_conflicts, stop_signals
 from icestream.running import Run, StopRequested
 
 
 class Pipeline:
+    scratch = None
+
     def __init__(self):
         self.batches = []
 
@@ -23,7 +27,7 @@ class Pipeline:
 
 
 def test_a_batch_after_the_stop_is_sent_away_untouched(tmp_path):
-    run = Run(None, Pipeline(), None, tmp_path)
+    run = Run(None, Pipeline(), None)
     run.handle(None, 1)
     run.stopping = True
     with pytest.raises(StopRequested):
@@ -34,7 +38,7 @@ def test_a_batch_after_the_stop_is_sent_away_untouched(tmp_path):
 
 
 def test_a_failure_is_kept_whole(tmp_path):
-    run = Run(None, Pipeline(), None, tmp_path)
+    run = Run(None, Pipeline(), None)
     with pytest.raises(ValueError, match="nine"):
         run.handle(None, 9)
     assert isinstance(run.failure, ValueError)
@@ -52,11 +56,52 @@ def test_a_jvm_that_dies_while_a_failure_is_explained_is_the_explanation(tmp_pat
         def let_go(self):
             pass
 
-    run = Run(config("p", state_location=str(tmp_path)), Orphaned(), Source(), tmp_path / "scratch")
+    run = Run(config("p", state_location=str(tmp_path)), Orphaned(), Source())
     run.failure = ValueError("the first sign of it")
     run.end()
     assert isinstance(run.failure, SparkEnded)
     assert run.failure.exit_code == 75
+
+
+@pytest.mark.parametrize("reason", [Fenced("somebody else took over"), None])
+def test_a_start_that_fails_says_why_if_it_can(tmp_path, monkeypatch, reason):
+    class Overtaken(Pipeline):
+        run_id = "r"
+
+        def open(self, *arguments):
+            raise FileNotFoundError("the scratch is gone")
+
+        def diagnose(self):
+            return reason
+
+        def let_go(self):
+            pass
+
+    monkeypatch.setattr(running, "assembled", lambda *arguments: (Overtaken(), None))
+    told, bus = [], Bus()
+    bus.join(told.append)
+    with pytest.raises(Fenced if reason else FileNotFoundError):
+        running.start(None, config("p", state_location=str(tmp_path)), bus, True, False)
+    assert [event.kind for event in told] == ["run_failed"]
+
+
+def test_a_failure_that_cannot_be_looked_into_is_told_as_it_is(tmp_path):
+    class Source:
+        def close(self):
+            pass
+
+    class Torn(Pipeline):
+        def diagnose(self):
+            raise FileNotFoundError("metadata.json")
+
+        def let_go(self):
+            pass
+
+    run = Run(config("p", state_location=str(tmp_path)), Torn(), Source())
+    run.failure = ValueError("nine")
+    run.end()
+    assert type(run.failure) is GaveUp
+    assert "nine" in str(run.failure)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])

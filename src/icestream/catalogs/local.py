@@ -3,17 +3,39 @@
 import os
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from icestream.errors import SetupError, Unreachable
+from icestream.sqlite import use_wal
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog as PyCatalog
 
 FILE = "catalog.db"
 _BUSY_SECONDS = 30  # stream, maintenance and status share the file
+# As JdbcCatalog and SqlCatalog expect them. Each would make them, too, but looks first and creates
+# then: of two that begin on a new file at once, one would fail.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS iceberg_tables (
+    catalog_name               VARCHAR(255) NOT NULL,
+    table_namespace            VARCHAR(255) NOT NULL,
+    table_name                 VARCHAR(255) NOT NULL,
+    metadata_location          VARCHAR(1000),
+    previous_metadata_location VARCHAR(1000),
+    iceberg_type               VARCHAR(5),
+    PRIMARY KEY (catalog_name, table_namespace, table_name)
+);
+CREATE TABLE IF NOT EXISTS iceberg_namespace_properties (
+    catalog_name   VARCHAR(255) NOT NULL,
+    namespace      VARCHAR(255) NOT NULL,
+    property_key   VARCHAR(255),
+    property_value VARCHAR(1000),
+    PRIMARY KEY (catalog_name, namespace, property_key)
+);
+"""
 
 
 class LocalCatalog:
@@ -25,7 +47,7 @@ class LocalCatalog:
         self._properties: Mapping[str, str] = options.properties
 
     def java_properties(self) -> Mapping[str, str]:
-        """JdbcCatalog over sqlite-jdbc; the folder is made here since SQLite will not."""
+        """JdbcCatalog over sqlite-jdbc."""
         self._prepare()
         file = self.warehouse / FILE
         return {
@@ -52,16 +74,9 @@ class LocalCatalog:
     def check(self) -> None:
         """The warehouse can be written and the SQLite file is one."""
         self._prepare()
-        try:
-            with sqlite3.connect(self.warehouse / FILE, timeout=_BUSY_SECONDS) as database:
-                database.execute("PRAGMA schema_version").fetchone()
-        except sqlite3.DatabaseError as failure:
-            raise Unreachable(
-                f"catalog file `{self.warehouse / FILE}` cannot be opened: {failure}",
-                hint="move it away if it is not a SQLite database",
-            ) from None
 
     def _prepare(self) -> None:
+        """Folder, file and tables; raises what is in the way."""
         if "?" in str(self.warehouse):  # where settings begin in the address of the SQLite file
             raise SetupError(
                 f"warehouse folder `{self.warehouse}` has a `?` in its name",
@@ -79,3 +94,13 @@ class LocalCatalog:
                 f"warehouse folder `{self.warehouse}` is not writable",
                 hint="set `catalog.warehouse` to a folder that you may write to",
             )
+        file = self.warehouse / FILE
+        try:
+            with closing(sqlite3.connect(file, timeout=_BUSY_SECONDS)) as database:
+                use_wal(database, _BUSY_SECONDS)
+                database.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as failure:
+            raise Unreachable(
+                f"catalog file `{file}` cannot be opened: {failure}",
+                hint="move it away if it is not a SQLite database",
+            ) from None

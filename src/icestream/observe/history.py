@@ -1,21 +1,25 @@
 """History: events in a SQLite file under the state folder; deleting it loses no row.
 
 It has a fixed bound: the newest events of the last days, and of each table's partitions, of which
-there may be thousands, only how they stood at the last commit.
+there may be thousands, only how they stood at the last commit. Nobody waits for the disk here, so a
+power failure may damage the file: it is put aside then, and stops no run.
 """
 
 import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from icestream.errors import SetupError
 from icestream.observe.events import BatchPlanned, Event, MaintenanceProgress
+from icestream.sqlite import code, use_wal
 
 _FILE = "history.db"
+_WAIT_SECONDS = 30.0  # for the lock of another process
+_DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _KEEP_DAYS = 30
 _KEEP_EVENTS = 100_000  # of all pipelines in one state folder; some 50 MB
 _PRUNE_EVERY = 1_000
@@ -45,14 +49,17 @@ class History:
     def __init__(self, state: Path) -> None:
         state.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._database = sqlite3.connect(
-            state / _FILE, timeout=30, check_same_thread=False, isolation_level=None
-        )
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.executescript(_SCHEMA)
-        self._database.execute("PRAGMA synchronous=OFF")  # derived data: no commit waits for it
+        try:
+            self._database = _opened(state / _FILE)
+        except sqlite3.DatabaseError as failure:
+            if code(failure) not in _DAMAGES:
+                raise SetupError(
+                    f"the history `{state / _FILE}` cannot be opened: {failure}",
+                    hint="it is derived data: if no run is using it, delete it",
+                ) from None
+            _put_aside(state / _FILE)
+            self._database = _opened(state / _FILE)
         self._stored = 0
-        self._prune()
 
     def __call__(self, event: Event) -> None:
         """Store one event."""
@@ -61,7 +68,7 @@ class History:
         facts = event.facts()
         now, table = time.time(), facts.get("table")
         partitions = facts.pop("partitions", None)
-        with self._lock, suppress(sqlite3.OperationalError):  # derived: a full disk stops no run
+        with self._lock, suppress(sqlite3.DatabaseError):  # derived: a full disk stops no run
             self._database.execute(
                 "INSERT INTO events (at, pipeline, kind, subject, facts) VALUES (?, ?, ?, ?, ?)",
                 (now, event.pipeline, event.kind, table, json.dumps(facts)),
@@ -73,18 +80,42 @@ class History:
                 )
             self._stored += 1
             if self._stored % _PRUNE_EVERY == 0:
-                self._prune()
-
-    def _prune(self) -> None:
-        self._database.execute(
-            "DELETE FROM events WHERE at < ? OR id <= (SELECT max(id) FROM events) - ?",
-            (time.time() - _KEEP_DAYS * 86400, _KEEP_EVENTS),
-        )
+                _prune(self._database)
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._database.close()
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    """The file, made if need be, without what is too old; whole, as far as that shows."""
+    database = sqlite3.connect(
+        file, timeout=_WAIT_SECONDS, check_same_thread=False, isolation_level=None
+    )
+    try:
+        use_wal(database, _WAIT_SECONDS)
+        database.executescript(_SCHEMA)
+        database.execute("PRAGMA synchronous=OFF")  # derived data: no commit waits for it
+        _prune(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _prune(database: sqlite3.Connection) -> None:
+    database.execute(
+        "DELETE FROM events WHERE at < ? OR id <= (SELECT max(id) FROM events) - ?",
+        (time.time() - _KEEP_DAYS * 86400, _KEEP_EVENTS),
+    )
+
+
+def _put_aside(file: Path) -> None:
+    """Somebody may want to look at it; its log belongs to it and to nothing that comes."""
+    file.replace(file.with_name(f"{file.name}.damaged"))
+    for tail in ("-wal", "-shm"):
+        file.with_name(file.name + tail).unlink(missing_ok=True)
 
 
 def commits(state: Path, pipeline: str, table: str, since: float) -> list[dict[str, Any]]:
@@ -99,10 +130,9 @@ def commits(state: Path, pipeline: str, table: str, since: float) -> list[dict[s
 
 def partitions(state: Path, pipeline: str, table: str) -> list[dict[str, Any]]:
     """How a table's partitions stood at its last commit."""
-    with _reading(state) as database:
-        query = "SELECT facts FROM partitions WHERE pipeline = ? AND subject = ?"
-        row = database.execute(query, (pipeline, table)).fetchone() if database else None
-    found: list[dict[str, Any]] = json.loads(row[0]) if row else []
+    query = "SELECT facts FROM partitions WHERE pipeline = ? AND subject = ?"
+    rows = _rows(state, query, (pipeline, table))
+    found: list[dict[str, Any]] = json.loads(rows[0][0]) if rows else []
     return found
 
 
@@ -140,19 +170,18 @@ def trouble(state: Path, pipeline: str) -> dict[str, Any] | None:
 
 
 def _select(state: Path, query: str, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
-    with _reading(state) as database:
-        if database is None:
-            return []
-        rows = database.execute(query, arguments).fetchall()
-    return [{"at": at, **json.loads(facts)} for at, facts in rows]
+    return [{"at": at, **json.loads(facts)} for at, facts in _rows(state, query, arguments)]
 
 
-@contextmanager
-def _reading(state: Path) -> Iterator[sqlite3.Connection | None]:
+def _rows(state: Path, query: str, arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """What is there; nothing, if the file is not there yet, not made yet, or not whole any more."""
     file = state / _FILE
     if not file.exists():
-        yield None
-        return
+        return []
     address = f"{file.absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(address, uri=True, timeout=30)) as database:
-        yield database
+    with (
+        suppress(sqlite3.DatabaseError),
+        closing(sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)) as database,
+    ):
+        return database.execute(query, arguments).fetchall()
+    return []

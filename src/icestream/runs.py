@@ -1,0 +1,24 @@
+"""Scratch of runs: what Spark and the planner write down on the way, a folder for each run.
+
+A folder has the generation of the run's claim in its name. A run removes those of earlier claims,
+which its own has fenced, and never looks at a later one: who slept between its claim and this takes
+nothing from the run that fenced it meanwhile, and who has claimed nothing yet has nothing to lose.
+"""
+
+import shutil
+from pathlib import Path
+
+
+def make(folder: Path, generation: int, run_id: str) -> Path:
+    """A folder for a run that has just claimed its tables."""
+    scratch = folder / f"{generation}-{run_id}"
+    scratch.mkdir(parents=True)
+    for other in folder.iterdir():
+        if _generation(other) < generation:
+            shutil.rmtree(other, ignore_errors=True)
+    return scratch
+
+
+def _generation(folder: Path) -> int:
+    number, _, run_id = folder.name.partition("-")
+    return int(number) if run_id and number.isdecimal() else 0
