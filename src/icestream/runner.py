@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from icestream import running
+from icestream import disk, running
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline as Config
@@ -56,14 +56,15 @@ def run(
         sources = [source_for(config.source) for config in configs]
         sets = [name for source in sources for name in source.jar_sets]
         flags = [flag for source in sources for flag in source.java_options]
-        spark = session.start(configs[0].name, state, settings, sets, flags, progress)
-        listen()
-        threading.Thread(target=_warm_up, args=(spark,), daemon=True).start()
-        try:
-            run_on(spark, configs, bus, once, seconds, stop, accept_loss)
-        finally:
-            with suppress(Exception):  # it may be the one that died
-                spark.stop()
+        with disk.told(state):
+            spark = session.start(configs[0].name, state, settings, sets, flags, progress)
+            listen()
+            threading.Thread(target=_warm_up, args=(spark,), daemon=True).start()
+            try:
+                run_on(spark, configs, bus, once, seconds, stop, accept_loss)
+            finally:
+                with suppress(Exception):  # it may be the one that died
+                    spark.stop()
 
 
 def _state_folder(config: Config) -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from icestream import disk
 from icestream.catalogs import catalog_for, storage_of
 from icestream.commit.committer import IcebergTables
 from icestream.config.model import Pipeline as Config
@@ -149,7 +150,8 @@ class Run:
         if isinstance(failure, IcestreamError):
             return failure
         told = planner_failure(self.pipeline.scratch) if self.pipeline.scratch else None
-        return told or self.pipeline.diagnose()
+        full = disk.refused(failure, Path(self.config.state_location))
+        return told or full or self.pipeline.diagnose()
 
 
 def _may_be_death(failure: BaseException) -> bool:

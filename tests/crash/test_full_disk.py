@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +51,10 @@ class SmallDisk:
         (self.folder / "icestream.yml").write_text(text)
 
     def fill(self, leave: int) -> None:
-        """Leave so many bytes free."""
+        """Leave so many bytes free; a run that writes meanwhile may take the last of the room."""
         facts = os.statvfs(self.seen_from_here)
-        with (self.seen_from_here / "ballast").open("wb") as out:
+        ballast = self.seen_from_here / "ballast"
+        with ballast.open("wb", buffering=0) as out, suppress(OSError):
             out.write(bytes(facts.f_bavail * facts.f_bsize - leave))
 
     def free(self) -> None:
@@ -154,3 +156,39 @@ def test_a_warehouse_that_is_read_only_at_the_start_is_named(disk):
     assert process.returncode == 1, log
     assert "warehouse folder" in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_state_folder_that_takes_nothing_at_the_start_is_named(disk, read_only):
+    disk.configure(state="./small/state")
+    put(disk.folder, "a.jsonl", 0, 1000)
+    (disk.seen_from_here / "state").mkdir()
+    if read_only:
+        disk.lock("small/state")
+    else:
+        disk.fill(leave=0)
+    with started(disk.folder, "run", "--once") as process:
+        _, log = process.communicate(timeout=240)
+    assert process.returncode == (1 if read_only else 75), log
+    assert "small/state" in log
+    assert "Traceback" not in log
+
+
+def test_a_state_folder_that_is_full_for_a_while(disk):
+    disk.configure(state="./small/state")
+    put(disk.folder, "a.jsonl", 0, 1000)
+    with started(disk.folder, "run") as process:
+        commits(process, 1)
+        disk.fill(leave=0)
+        put(disk.folder, "b.jsonl", 1000, 41_000)
+        told = until(process, "run_restarting")
+        assert "No space left on device" in told["error"]
+        disk.free()
+        commits(process, 1)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=240)
+    assert process.returncode == 0, log
+    with started(disk.folder, "run", "--once") as process:
+        _, log = process.communicate(timeout=240)
+    assert process.returncode == 0, log
+    assert disk.ids() == Counter(range(41_000))

@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from icestream.errors import SetupError
 from icestream.observe.events import BatchPlanned, Event, MaintenanceProgress
 from icestream.sqlite import code, use_wal
 
@@ -53,10 +52,7 @@ class History:
             self._database = _opened(state / _FILE)
         except sqlite3.DatabaseError as failure:
             if code(failure) not in _DAMAGES:
-                raise SetupError(
-                    f"the history `{state / _FILE}` cannot be opened: {failure}",
-                    hint="it is derived data: if no run is using it, delete it",
-                ) from None
+                raise
             _put_aside(state / _FILE)
             self._database = _opened(state / _FILE)
         self._stored = 0
