@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +47,20 @@ MOST_TREND = 1.0  # files a minute, where commits make 60: rewrites come in wave
 MOST_SNAPSHOTS = 160  # expiry waits for half as many again as may stay, at the most
 
 
-def soak(folder: Path, minutes: float, keys: int, warm: float = WARM_SECONDS) -> dict[str, Any]:
+def soak(folder: Path, minutes: float, keys: int) -> dict[str, Any]:
     """Both parts on one world; → figures."""
-    world = World(folder, "local", PER_SECOND, keys, width=WIDTH, everyone=True, spark="{}")
-    with world.alive():
+    with soaked(folder, keys) as world:
         say("the mirror's first rows")
         if code := world.start_once():
             raise RuntimeError(f"the first rows: exit code {code}")
         say("without maintenance")
-        before, _ = part(world, 12 * minutes, warm)
+        before, _ = part(world, 12 * minutes, WARM_SECONDS)
         world.configure(MAINTENANCE)
         say("with maintenance")
-        after, samples = part(world, 60 * minutes, warm)
+        after, samples = part(world, 60 * minutes, WARM_SECONDS)
         tables = {name: told(samples, name) for name in TABLES}
         facts = {
             "minutes": minutes,
-            "commits": sum(len(list(latencies(each))) for each in world.drivers),
             "freshness_p95_s": round(p95(after), 2),
             "freshness_p95_without_s": round(p95(before), 2),
             "freshness_p95_ratio": round(p95(after) / p95(before), 2),
@@ -74,20 +73,34 @@ def soak(folder: Path, minutes: float, keys: int, warm: float = WARM_SECONDS) ->
         scans = scan_ratios(world.config, folder / "scans", TABLES)
         facts |= {"scan_ratio": max(each["ratio"] for each in scans.values()), "scans": scans}
         say(json.dumps(scans))
-        last = world.start_once()
-        say("verify")
-        result = verify(world.config, source=True, all_snapshots=True)
-        mirror = catalog_for(world.config.catalog).open().load_table(people.TABLE)
-        odd = list(people.differences(world.feeder.people, mirror, COMPARED))
-        return facts | {
-            "events": world.feeder.sent,
-            "changes": sum(world.feeder.people.end().values()),
-            "failed_batches": sum(broken(each) for each in world.drivers),
-            "last_exit": last,
-            "verify_clean": not result.violations,
-            "violations": [str(each) for each in result.violations] + odd,
-            "complete": people.reached(mirror) == world.feeder.people.end(),
-        }
+        return facts | proof(world)
+
+
+@contextmanager
+def soaked(folder: Path, keys: int) -> Iterator[World]:
+    """A world with two tables of events and a mirror of so many rows."""
+    world = World(folder, "local", PER_SECOND, keys, width=WIDTH, everyone=True, spark="{}")
+    with world.alive():
+        yield world
+
+
+def proof(world: World) -> dict[str, Any]:
+    """Once nothing more is sent: that everything is there, once, and was at each snapshot."""
+    last = world.start_once()
+    say("verify")
+    result = verify(world.config, source=True, all_snapshots=True)
+    mirror = catalog_for(world.config.catalog).open().load_table(people.TABLE)
+    odd = list(people.differences(world.feeder.people, mirror, COMPARED))
+    return {
+        "commits": sum(len(list(latencies(each))) for each in world.drivers),
+        "events": world.feeder.sent,
+        "changes": sum(world.feeder.people.end().values()),
+        "failed_batches": sum(broken(each) for each in world.drivers),
+        "last_exit": last,
+        "verify_clean": not result.violations,
+        "violations": [str(each) for each in result.violations] + odd,
+        "complete": people.reached(mirror) == world.feeder.people.end(),
+    }
 
 
 def part(world: World, seconds: float, warm: float) -> tuple[list[float], list[dict[str, Any]]]:
@@ -115,6 +128,13 @@ def latencies(driver: Driver) -> Iterator[float]:
     for line in driver.lines():
         if line.get("event") == "table_committed" and line.get("latency_seconds") is not None:
             yield line["latency_seconds"]
+
+
+def rewrites(driver: Driver) -> Iterator[dict[str, Any]]:
+    """Several data files that became fewer."""
+    for line in driver.lines():
+        if line.get("event") == "maintenance_finished" and line["action"] == "rewrite_data_files":
+            yield line
 
 
 def broken(driver: Driver) -> int:

@@ -25,6 +25,7 @@ from icestream.broker import HOST, Broker, free_port
 from icestream.errors import Unreachable
 from icestream.records import RECORDS
 from icestream.sources.kafka.client import Cluster
+from icestream.sources.kafka.sample import Sample
 from servers import create_topic, delete_topic, produce
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -230,6 +231,27 @@ def test_a_sample_is_spread_and_ends(broker: Broker, cluster: Cluster) -> None:
     assert len(read(cluster.sample({"kc-spread": {0: 498, 1: 2, 2: 0}}, 1000))) == 2
     assert read(cluster.sample({"kc-spread": {0: 500}}, 5)) == []
     assert read(cluster.sample(begin, 0)) == []
+
+
+@pytest.mark.parametrize("portion", [7 * 3, 999, 3000])
+def test_a_sample_in_portions_leaves_nothing_out(broker: Broker, portion: int) -> None:
+    """Whatever the client has fetched beyond a portion's end, and the end of the log in there."""
+    name = f"kc-portions-{portion}"
+    create_topic(broker.bootstrap, name, partitions=3)
+    counts = {0: 20 * portion + 5, 1: 3 * portion, 2: 2}
+    for number, count in counts.items():
+        produce(broker.bootstrap, name, [b"x" * 50] * count, partition=number)
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "portions"}
+    for chosen in ([0], [1], [2], [0, 1]):
+        begin, ends = ({name: {n: at[n] for n in chosen}} for at in ({0: 0, 1: 0, 2: 0}, counts))
+        with Sample(settings, begin, ends) as sample:
+            found: list[dict[str, object]] = []
+            while rows := read(sample.batches(portion)):
+                assert len(rows) <= portion
+                found += rows
+        for number in chosen:
+            offsets = [row["offset"] for row in found if row["partition"] == number]
+            assert offsets == list(range(counts[number]))
 
 
 # ── a cluster that is closed to us ───────────────────────────────────────────────────────────────

@@ -142,7 +142,6 @@ def records(options: KafkaSource, begin: Positions, ends: Positions) -> Iterator
         options.options.get("groupIdPrefix", "icestream") + "-verify"
     )
     settings = {**_settings(options), "group.id": group}
-    # One partition after the other: of several, a sample may leave out a record at a round's end.
     for stream, partitions in begin.items():
         for number, first in partitions.items():
             stop = {stream: {number: ends[stream][number]}}

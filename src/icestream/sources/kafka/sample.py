@@ -39,6 +39,9 @@ class Sample:
             for number, at in partitions.items()
             if at < ends[topic][number]
         }
+        self._kept: list[Message] = []  # that came beyond a portion's end
+        self._paused: list[TopicPartition] = []
+        self._consumer.assign([TopicPartition(*each, at) for each, at in self._next.items()])
 
     def __enter__(self) -> "Sample":
         return self
@@ -54,19 +57,21 @@ class Sample:
     def batches(self, count: int) -> Iterator[pa.RecordBatch]:
         """The same share of each partition; what short ones leave goes to the others."""
         while count > 0 and self._next:
-            share = -(-count // len(self._next))
-            read = self._read(share)[:count]
+            read = self._read(count)
             count -= len(read)
             if read:
                 yield _batch(read)
 
-    def _read(self, share: int) -> list[Message]:
-        """Up to `share` records of each partition that has more; forgets those that have not."""
-        partitions = [TopicPartition(*partition, at) for partition, at in self._next.items()]
-        self._consumer.assign(partitions)
-        self._consumer.resume(partitions)  # a pause outlives an assignment
-        left = dict.fromkeys(self._next, share)
-        read: list[Message] = []
+    def _read(self, most: int) -> list[Message]:
+        """An equal share of each partition that has more; forgets those that have not."""
+        share = max(1, most // len(self._next))
+        self._consumer.resume(self._paused)
+        self._paused = []
+        left = dict.fromkeys(list(self._next)[:most], share)
+        for partition in list(self._next)[most:]:
+            self._wait_for_others(partition, left)
+        kept, self._kept = self._kept, []
+        read = [each for message in kept for each in self._take(message, left)]
         heard = time.monotonic()
         while left:
             before = (len(read), len(left))
@@ -83,26 +88,34 @@ class Sample:
     def _take(self, message: Message, left: dict[Partition, int]) -> list[Message]:
         """The message, if it counts; `left` loses its partition when that is through."""
         partition = (str(message.topic()), int(message.partition() or 0))
-        if (error := message.error()) is not None:
-            if error.code() == KafkaError._PARTITION_EOF:
-                self._end(partition, left)
-            elif error.code() in _REFUSALS:
+        error = message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            if error.code() in _REFUSALS:
                 raise self._causes.refused(error, f"topic `{partition[0]}`", 0)
             return []  # whatever else it is passes, or we time out
         if partition not in left:
+            if partition in self._next:
+                self._kept.append(message)
             return []
+        stop = self._ends[partition[0]][partition[1]]
         at = int(message.offset() or 0)
-        if at >= self._ends[partition[0]][partition[1]]:
+        if error is not None or at >= stop:
             self._end(partition, left)
             return []
         self._next[partition] = at + 1
         left[partition] -= 1
-        if at + 1 >= self._ends[partition[0]][partition[1]]:
+        if at + 1 >= stop:
             self._end(partition, left)
         elif not left[partition]:
             del left[partition]
-            self._consumer.pause([TopicPartition(*partition)])
+            self._wait_for_others(partition, left)
         return [message]
+
+    def _wait_for_others(self, partition: Partition, left: dict[Partition, int]) -> None:
+        """Let a quick partition not fill memory while a slow one has its share."""
+        if left:
+            self._paused.append(TopicPartition(*partition))
+            self._consumer.pause(self._paused[-1:])
 
     def _end(self, partition: Partition, left: dict[Partition, int]) -> None:
         left.pop(partition, None)
