@@ -11,7 +11,7 @@ from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.model import Pipeline
 from icestream.spark import session
 
-WARM, ROUNDS = 3, 9
+WARM, ROUNDS = 10, 15  # Java compiles the code of deletes only when it has run a while
 
 
 def scan_ratios(config: Pipeline, state: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:
