@@ -247,11 +247,12 @@ def world(spark: Any, tmp_path: Path) -> Callable[..., World]:
     return lambda **rule: World(spark, tmp_path, **rule)
 
 
-@pytest.fixture(params=["a delete file each", "shared"])
+@pytest.fixture(params=["every second data file has its own", "shared"])
 def scope(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletes of a data file are in a file of their own, as where they are many, or are not."""
-    if request.param != "shared":
-        monkeypatch.setattr(deletes, "_FEW_ROWS", 0)
+    shared = request.param == "shared"
+    own = (lambda dead: set()) if shared else (lambda dead: set(sorted(dead)[::2]))
+    monkeypatch.setattr(deletes, "_worth_a_file", own)
 
 
 SMALL = {"properties": {"write.parquet.row-group-size-bytes": "400"}}  # and a file for each

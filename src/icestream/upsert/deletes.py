@@ -23,10 +23,10 @@ SCHEMA = pa.schema(
     ]
 )
 # A delete file for one data file is read with that file alone; one for many is read with each of
-# them. But each is a file: with few rows to delete, or many data files touched, one a partition is
-# the lesser evil.
+# them. But each is a file: with few rows to delete, in all or in a data file, or many data files
+# with more, one a partition is the lesser evil.
 MOST_SCOPED = 16
-_FEW_ROWS = 10_000  # are read as quickly as one more file is opened
+_FEW_ROWS = 10_000  # are read as quickly as one more file is opened; of one data file, a tenth
 
 Positions = Mapping[str, NDArray[np.int64]]
 
@@ -61,15 +61,24 @@ def write_deletes(
     by_place: dict[Place, list[str]] = {}
     for path in dead:
         by_place.setdefault(place_of(path), []).append(path)
-    many = sum(map(len, dead.values())) > _FEW_ROWS
-    scoped = many and len(dead) <= MOST_SCOPED
+    alone = _worth_a_file(dead)
     staged: list[StagedFile] = []
     for place, paths in by_place.items():
-        for some in [[path] for path in paths] if scoped else [paths]:
+        together = [path for path in paths if path not in alone]
+        own = [[path] for path in paths if path in alone]
+        for some in [*own, together] if together else own:
             name = f"{target.file_prefix}-{attempt}-{len(staged):05d}-deletes.parquet"
             location = f"{target.data_location.rstrip('/')}/{name}"
             staged.append(_write(location, place, some, dead))
     return staged
+
+
+def _worth_a_file(dead: Positions) -> set[str]:
+    """Data files that get a delete file of their own."""
+    if sum(map(len, dead.values())) <= _FEW_ROWS:
+        return set()
+    found = {path for path, positions in dead.items() if len(positions) > _FEW_ROWS // 10}
+    return found if len(found) <= MOST_SCOPED else set()
 
 
 def _write(location: str, place: Place, paths: Sequence[str], dead: Positions) -> StagedFile:

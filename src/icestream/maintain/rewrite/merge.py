@@ -94,7 +94,7 @@ def worth_it(share: Share) -> bool:
 
 
 def merge(share: Share, place: Place, target: StageTarget, attempt: str) -> list[StagedFile]:
-    """Write what is left of these deletes; those of single data files stay so."""
+    """Write what is left of these deletes, as a commit would."""
     inputs = [Numbered(file.path, file.sequence) for file in share.data]
     some = [Numbered(file.path, file.sequence) for file in share.deletes]
     rows = {file.path: file.records for file in share.data}
