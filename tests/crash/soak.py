@@ -45,6 +45,7 @@ MAINTENANCE = """
 MOST_SCAN, MOST_FRESHNESS = 1.3, 1.5
 MOST_TREND = 1.0  # files a minute, where commits make 60: rewrites come in waves of some ten files
 MOST_SNAPSHOTS = 160  # expiry waits for half as many again as may stay, at the most
+MOST_METADATA = 2_000 * MOST_SNAPSHOTS  # bytes of metadata.json
 
 
 def soak(folder: Path, minutes: float, keys: int) -> dict[str, Any]:
@@ -190,6 +191,8 @@ def over(facts: dict[str, Any]) -> list[str]:
             found.append(f"{name}: {trend} more files each minute, at most {MOST_TREND}")
         if (most := table["most_snapshots"]) > MOST_SNAPSHOTS:
             found.append(f"{name}: {most} snapshots, at most {MOST_SNAPSHOTS}")
+        if (most := table["most_metadata_bytes"]) > MOST_METADATA:
+            found.append(f"{name}: {most} bytes of metadata, at most {MOST_METADATA}")
     return found
 
 
