@@ -158,6 +158,12 @@ def lose_state(world: World, driver: Driver, rng: random.Random, tally: Tally) -
         world.state.rename(kept)
 
 
+def died(driver: Driver) -> bool:
+    """Whether it did, by itself, within a minute of its first commit."""
+    driver.wait(lambda each: each.commits > 0 or each.ended is not None)
+    return driver.wait(lambda each: each.ended is not None, 60)
+
+
 def die_at(name: str) -> Do:
     """Die at a certain place of the code."""
 
@@ -169,7 +175,7 @@ def die_at(name: str) -> Do:
         if name == WORKER:
             driver.wait(lambda _: False, rng.uniform(5, 20))
             driver.kill()
-        elif not driver.wait(lambda each: each.ended is not None, 60):
+        elif not died(driver):
             tally.missed += 1
             driver.kill()
 

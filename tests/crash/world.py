@@ -36,7 +36,7 @@ source:
   type: kafka
   bootstrap_servers: {bootstrap}
   topic_pattern: '(?P<table>orders|clicks|people|more\\d+)'
-  max_records_per_commit: 20000
+  max_records_per_commit: 60000
   format: {{type: json}}
 commit_interval: 1s
 state_location: {folder}/state
