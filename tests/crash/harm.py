@@ -160,7 +160,7 @@ def lose_state(world: World, driver: Driver, rng: random.Random, tally: Tally) -
 
 def died(driver: Driver) -> bool:
     """Whether it did, by itself, within a minute of its first commit."""
-    driver.wait(lambda each: each.commits > 0 or each.ended is not None)
+    driver.wait(lambda each: each.commits > 0)
     return driver.wait(lambda each: each.ended is not None, 60)
 
 
