@@ -97,7 +97,8 @@ def test_what_a_rewrite_leaves_that_was_cut_down_is_listed_and_collected(made):
         for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
             process.send_signal(kind)
         process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGTERM
+    # Both were pending: which one a process of several threads takes first is not defined.
+    assert process.returncode in {-signal.SIGINT, -signal.SIGTERM}
     wait_for_end(children)
     left = on_disk(made) - before
     assert len(left) == 1
