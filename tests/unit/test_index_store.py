@@ -131,6 +131,24 @@ COMMIT = st.fixed_dictionaries(
 STEP = COMMIT | st.sampled_from(["merge", "merge", "reopen", "eight days"])
 
 
+def test_a_death_right_after_the_manifest_of_a_confirmation(tmp_path):
+    """The note of the commit is still there: it says nothing, and abandoning it removes nothing."""
+    store = created(tmp_path)
+    upserts = {key: (0, key) for key in range(len(KEYS))}
+    store.prepare("c2", staged(store, "c2", ["f2"], upserts, (), 2))
+    note = tmp_path / "pending.json"
+    kept = note.read_bytes()
+    store.confirm("c2", 2, 2)
+    note.write_bytes(kept)
+    again = opened(tmp_path)
+    assert again.pending() is None
+    again.abandon("c2")
+    note.write_bytes(kept)
+    again.advance({}, {}, (), 3, 3, None)  # somebody else's snapshot
+    again.abandon("c2")
+    assert answers(opened(tmp_path).reader) == {key: ("f2", key, 2) for key in upserts}
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.lists(STEP, max_size=25))

@@ -84,9 +84,11 @@ class Store:
         """The commit that was prepared and neither confirmed nor abandoned."""
         try:
             raw = json.loads((self.folder / _PENDING).read_bytes())
-            return Pending(raw["commit_id"], tuple(raw["runs"]), tuple(raw["removed"]))
+            found = Pending(raw["commit_id"], tuple(raw["runs"]), tuple(raw["removed"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        # A process that died right after the manifest left the note behind: that commit is in.
+        return None if found.commit_id == self.manifest.commit_id else found
 
     def confirm(self, commit_id: str, snapshot_id: int, sequence_number: int) -> None:
         """The prepared commit is in the table, in this snapshot: its runs count from now on."""
@@ -134,6 +136,7 @@ class Store:
 
     def _unstage(self, commit_id: str, kept: Collection[str] = ()) -> None:
         """Remove what attempts staged for a commit, except for what it consists of."""
+        kept = {*kept, *self.manifest.names()}  # it may be in, and only the note of it be left
         for path in (self.folder / _RUNS).glob(f"*/{commit_id}-*"):
             if str(path.relative_to(self.folder)) not in kept:
                 path.unlink(missing_ok=True)
