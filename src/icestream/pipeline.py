@@ -36,7 +36,7 @@ from icestream.portions import Seen
 from icestream.refusals import loss_refusal, refusal
 from icestream.route import Router
 from icestream.schema import merge_new_fields
-from icestream.sources import Losses, Source, Start
+from icestream.sources import Losses, Source, Start, Stream
 from icestream.task import Report, StageTask, TableTask, report_type
 from icestream.write.design import Design, laid_out_columns, quarantine_design, quarantine_name
 from icestream.write.discard import discard
@@ -98,7 +98,7 @@ class Pipeline:
 
     def open(
         self, spark: "SparkSession", folder: Path, once: bool, accept_loss: bool = False
-    ) -> "DataFrame":
+    ) -> Stream:
         """Claim every table in name order, then open the stream at the nearest marker.
 
         `folder` has a place for each run's scratch.
@@ -124,14 +124,14 @@ class Pipeline:
         self._begin = protocol.nearest(
             *(located(views[name]).marker.positions for name in self._run)
         )
-        frame = self._source.open(spark, self._begin, self.scratch, once)
+        stream = self._source.open(spark, self._begin, self.scratch, once)
         self._emit(
             events.RunStarted,
             run_id=self.run_id,
             generation=generation,
             tables=tuple(sorted(self._run)),
         )
-        return frame
+        return stream
 
     def _without_losses(self, views: Mapping[str, TableView], accept: bool) -> dict[str, TableView]:
         """Stop at records that the source no longer has, or write down that they are given up."""
@@ -232,7 +232,7 @@ class Pipeline:
         self.under_way = None
 
     def _range(self, batch_id: int) -> Range:
-        """What Spark logged for this batch, never what was seen of it."""
+        """What was logged for this batch, never what was seen of it."""
         assert self.scratch is not None, "a batch comes after `open`"
         stop = _logged(self.scratch, batch_id)
         start = _logged(self.scratch, batch_id - 1) if batch_id else self._begin
@@ -467,7 +467,7 @@ class Pipeline:
 
 
 def _logged(scratch: Path, batch_id: int) -> Positions:
-    """The positions in Spark's own log of planned offsets."""
+    """The positions in the stream's log of planned offsets."""
     try:
         text = (scratch / "checkpoint" / "offsets" / str(batch_id)).read_text()
     except OSError as failure:

@@ -24,15 +24,13 @@ from icestream.maintain.beside import Maintenance
 from icestream.mirrors import Mirrors
 from icestream.observe.events import Bus, RunFailed, RunStopped
 from icestream.pipeline import Pipeline
-from icestream.sources import Source, source_for
-from icestream.sources.planned import planner_failure
+from icestream.sources import Query, Source, source_for
 from icestream.spark.ended import exit_code, spark_ended
 from icestream.write.design import declared_design
 from icestream.write.table import Builder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 
 _DEATH_SECONDS = 5.0  # from the first sign of the JVM's death to its exit code
@@ -50,7 +48,7 @@ class Run:
     pipeline: Pipeline
     source: Source
     maintenance: Maintenance | None = None
-    query: "StreamingQuery | None" = None
+    query: Query | None = None
     failure: BaseException | None = None
     stopping: bool = False
     refused: bool = False  # a batch came up after the stop and was sent away
@@ -149,9 +147,8 @@ class Run:
         """What is behind a failure, if we can tell."""
         if isinstance(failure, IcestreamError):
             return failure
-        told = planner_failure(self.pipeline.scratch) if self.pipeline.scratch else None
         full = disk.refused(failure, Path(self.config.state_location))
-        return told or full or self.pipeline.diagnose()
+        return full or self.pipeline.diagnose()
 
 
 def _may_be_death(failure: BaseException) -> bool:
@@ -221,15 +218,12 @@ def start(
     ends = once and source.ends_by_itself
     try:
         with _deaths_told(config):
-            frame = pipeline.open(spark, folder, once, accept_loss)
+            stream = pipeline.open(spark, folder, once, accept_loss)
             assert pipeline.scratch is not None
-            run.query = (
-                frame.writeStream.queryName(f"icestream {config.name} {pipeline.run_id}")
-                .foreachBatch(run.handle)
-                .option("checkpointLocation", str(pipeline.scratch / "checkpoint"))
-                .trigger(**_trigger(config, once, ends))
-                .start()
-            )
+            name = f"icestream {config.name} {pipeline.run_id}"
+            checkpoint = pipeline.scratch / "checkpoint"
+            interval = 0.0 if once else _seconds(config)
+            run.query = stream.start(name, run.handle, checkpoint, interval)
     except BaseException as failure:
         reason = None
         if isinstance(failure, Exception):
@@ -278,12 +272,10 @@ def assembled(
     return pipeline, Maintenance(config, config.maintenance, spark, bus, pipeline.run_id, mirrors)
 
 
-def _trigger(config: Config, once: bool, ends: bool) -> dict[str, Any]:
-    if ends:
-        return {"availableNow": True}
+def _seconds(config: Config) -> float:
+    """Between the begins of two batches."""
     interval = config.commit_interval
-    wait = interval.total_seconds() if isinstance(interval, timedelta) and not once else 0.0
-    return {"processingTime": f"{int(wait * 1000)} milliseconds"}
+    return interval.total_seconds() if isinstance(interval, timedelta) else 0.0
 
 
 def _drain(run: Run, ends: bool) -> None:

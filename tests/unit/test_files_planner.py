@@ -19,7 +19,7 @@ from icestream.config.model import Pipeline as Config
 from icestream.errors import Fenced, GaveUp, SetupError, SourceChanged
 from icestream.observe.events import Bus
 from icestream.pipeline import Pipeline
-from icestream.sources import Located, Losses, files, lines, planned
+from icestream.sources import Located, Losses, files, lines
 from icestream.sources.files import FilesPlanner, FilesSource, LedgerLog
 from icestream.sources.ledger import Split
 from icestream.sources.lines import LineReader
@@ -276,16 +276,10 @@ def source(folder, max_records=1000, pattern="*"):
 
 
 def open_planner(one, begin, scratch, once=False):
-    """What Spark's helper process would make of `open`."""
-    caught = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planned, "open_stream", lambda *arguments: caught.append(arguments))
-        session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
-        scratch.mkdir(parents=True)
-        one.open(session, begin, scratch, once)
-    ((_, target, settings, _),) = caught
-    assert target == "icestream.sources.files:FilesPlanner"
-    return FilesPlanner(**json.loads(json.dumps(settings)))
+    """What the stream makes of `open` when it starts."""
+    session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
+    scratch.mkdir(parents=True)
+    return one.open(session, begin, scratch, once).planner()
 
 
 def located(location, count, details):
@@ -616,14 +610,11 @@ def start(tmp_path, folder, tables, scratch):
     one = FilesSource(config.source)
     builder = SimpleNamespace(create=lambda design: False)
     run = Pipeline(config, one, None, tables, builder, lambda name, rule: Design(name), Bus(), None)
-    caught = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(landing, "_pause", lambda attempt: attempt < 5)
-        patch.setattr(planned, "open_stream", lambda *arguments: caught.append(arguments))
         session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
-        run.open(session, scratch, once=False)
-    ((_, _, settings, _),) = caught
-    return one, FilesPlanner(**settings)
+        stream = run.open(session, scratch, once=False)
+    return one, stream.planner()
 
 
 def test_a_start_knows_the_files_that_the_run_before_it_took_last(tmp_path, folder):
@@ -651,38 +642,10 @@ def test_a_start_knows_the_files_that_the_run_before_it_took_last(tmp_path, fold
     assert drain(folder, again) == [["2"]]
 
 
-def test_an_error_while_the_planner_is_made_is_kept_whole(tmp_path, folder):
-    """The rest of a file is looked for then; it may be gone."""
-    log = tmp_path / "ledger.jsonl"
-    LedgerLog(log).append([Split("gone", 100, 1, 0, 50, 5)])
-    settings = {
-        "folder": str(folder), "pattern": "*", "log": str(log), "begin": 1, "max_records": 9,
-        "tasks": 1, "once": False,
-    }  # fmt: skip
-    options = {
-        "planner": "icestream.sources.files:FilesPlanner",
-        "settings": json.dumps(settings),
-        "scratch": str(tmp_path),
-    }
+def test_a_file_that_is_gone_before_its_rest_was_read_is_told(folder):
+    """The rest is looked for when the planner is made."""
     with pytest.raises(SourceChanged, match="gone"):
-        planned.PlannedReader(options).latestOffset()
-    assert isinstance(planned.planner_failure(tmp_path), SourceChanged)
-
-
-def test_the_rest_of_a_file_is_logged_once(tmp_path, folder):
-    """Spark makes the reader twice: once to plan, once to hand its `read` to the tasks."""
-    put(folder, "large", *map(str, range(10)), at=100)
-    log = LedgerLog(tmp_path / "ledger.jsonl")
-    log.append([Split("large", 20, 100 * 10**9, 0, 6, 3)])
-    options = {
-        "folder": str(folder), "pattern": "*", "log": str(log.file), "begin": 1, "max_records": 3,
-        "tasks": 1, "once": False,
-    }  # fmt: skip
-    one, two = FilesPlanner(**options), FilesPlanner(**options)
-    one.latest()
-    assert two.first() == at(1)
-    splits = log.read()
-    assert [each.start for each in splits] == [0, *(each.stop for each in splits[:-1])]
+        planner(folder, begin=1, known=[Split("gone", 100, 1, 0, 50, 5)])
 
 
 # ── small things ────────────────────────────────────────────────────────────────────────────────
@@ -728,7 +691,7 @@ def test_the_log_is_read_once_and_never_half(tmp_path):
     log.append(ENTRIES[:2])
     assert reader.read() == ENTRIES[:2]
     assert reader.read() == []
-    with log.file.open("a") as out:  # the other process is in the middle of a line
+    with log.file.open("a") as out:  # the planner is in the middle of a line
         out.write(json.dumps(["c", 10])[:-1])
     assert reader.read() == []
     with log.file.open("a") as out:

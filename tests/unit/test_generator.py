@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from icestream.commit.marker import Marker
 from icestream.commit.protocol import Range
 from icestream.records import RECORDS
-from icestream.sources import Located, Losses, generator, planned
+from icestream.sources import Located, Losses, generator
 from icestream.sources.generator import (
     GeneratorSource,
     ShopPlanner,
@@ -290,14 +290,9 @@ def test_the_clock_of_the_first_run_goes_on():
     assert other.stream_ids(TOPICS) != first.stream_ids(TOPICS)  # seen as another stream
 
 
-def test_open_hands_everything_to_the_planner(monkeypatch, tmp_path):
-    caught = []
-    monkeypatch.setattr(planned, "open_stream", lambda *arguments: caught.append(arguments))
+def test_open_hands_everything_to_the_planner(tmp_path):
     session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
-    source().open(session, {"page_events": {0: 8}}, tmp_path, once=True)
-    ((_, target, handed, _),) = caught
-    assert target == "icestream.sources.generator:ShopPlanner"
-    plans = ShopPlanner(**json.loads(json.dumps(handed)))
+    plans = source().open(session, {"page_events": {0: 8}}, tmp_path, once=True).planner()
     assert plain(plans.first()) == {"page_events": 8, "order_changes": 0}
     assert plain(walk(plans, 5)[-1]) == {"page_events": 80, "order_changes": 20}
 

@@ -183,7 +183,7 @@ class Reader:
 
 
 def opened(one, begin, tmp_path):
-    reader = one.open(SimpleNamespace(readStream=Reader()), begin, tmp_path, once=False)
+    reader = one.open(SimpleNamespace(readStream=Reader()), begin, tmp_path, once=False).frame
     one.close()
     assert reader.name == "kafka"
     return reader

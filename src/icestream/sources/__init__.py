@@ -1,6 +1,6 @@
 """Sources: contract and registry. A source turns a position range into Kafka-shaped records."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +47,64 @@ class Reader(Protocol):
         ...
 
 
+# Brings one batch in; the number is that of the offset log.
+Handle = Callable[["DataFrame", int], None]
+
+
+class Query(Protocol):
+    """A stream on its way, as Spark's StreamingQuery."""
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 (Spark's names)
+        """Whether batches still come."""
+        ...
+
+    def exception(self) -> Exception | None:
+        """What ended it, if anything went wrong."""
+        ...
+
+    def processAllAvailable(self) -> None:  # noqa: N802
+        """Return when nothing new is there; raises what ended it."""
+        ...
+
+    def awaitTermination(self) -> bool | None:  # noqa: N802
+        """Return when it has ended; raises what ended it."""
+        ...
+
+    def stop(self) -> None:
+        """No batch begins any more."""
+        ...
+
+
+class Stream(Protocol):
+    """What a source opens: batches from a position on, once it is started."""
+
+    def start(self, name: str, handle: Handle, checkpoint: Path, interval: float) -> Query:
+        """Log each batch's end to `checkpoint/offsets/` as Spark does, then hand it over."""
+        ...
+
+
+@dataclass(frozen=True)
+class SparkStream:
+    """A stream that Spark plans."""
+
+    frame: "DataFrame"
+    ends: bool  # at what is there when it starts
+
+    def start(self, name: str, handle: Handle, checkpoint: Path, interval: float) -> Query:
+        """Spark's foreachBatch."""
+        trigger: dict[str, Any] = {"processingTime": f"{int(interval * 1000)} milliseconds"}
+        if self.ends:
+            trigger = {"availableNow": True}
+        return (
+            self.frame.writeStream.queryName(name)
+            .foreachBatch(handle)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(**trigger)
+            .start()
+        )
+
+
 class Source(Protocol):
     """Lives on the driver for one run; the pipeline calls it in this order."""
 
@@ -76,9 +134,7 @@ class Source(Protocol):
         """Turn `earliest`, `latest` or a time into explicit positions."""
         ...
 
-    def open(
-        self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
-    ) -> "DataFrame":
+    def open(self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool) -> Stream:
         """The stream from `begin` on; `once` ends at what is there now."""
         ...
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,13 @@ import pyarrow as pa
 from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.errors import SetupError, SourceChanged
-from icestream.sources import Located, Losses, RecordFloors, Start
+from icestream.sources import Located, Losses, RecordFloors, Start, Stream
 from icestream.sources import ledger as ledgers
 from icestream.sources.ledger import Ledger, Seen, Split
 from icestream.sources.lines import LineReader, cut, is_packed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 STREAM = "files"  # the one stream, with the one partition 0: a count of ledger entries
 _SETTLE_SECONDS = 1.0  # between the two listings that must agree
@@ -104,17 +105,15 @@ class FilesSource:
         old = [limit is None or split.mtime_ns < limit for split in self._ledger.splits]
         return Start(_at([*old, False].index(False)))
 
-    def open(
-        self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
-    ) -> "DataFrame":
+    def open(self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool) -> Stream:
         """Let the planner go on from there, with what was taken so far."""
-        from icestream.sources.planned import open_stream
+        from icestream.sources.planned import PlannedStream
 
         self.check()
         self._log = LedgerLog(scratch / "ledger.jsonl")
         self._log.append(self._ledger.splits)
         self._log.read()
-        settings = {
+        settings: dict[str, Any] = {
             "folder": str(self._folder),
             "pattern": self._pattern,
             "log": str(self._log.file),
@@ -123,7 +122,7 @@ class FilesSource:
             "tasks": spark.sparkContext.defaultParallelism,
             "once": once,
         }
-        return open_stream(spark, "icestream.sources.files:FilesPlanner", settings, scratch)
+        return PlannedStream(spark, partial(FilesPlanner, **settings))
 
     def tasks(self, batch: Range, cores: int) -> None:
         """The planner cuts the work."""
@@ -176,14 +175,14 @@ class FilesSource:
         return self._ledger.splits[_count(batch.start) : stop]
 
     def _catch_up(self, count: int | None) -> None:
-        """Read what the planner has added since, in its own process."""
+        """Read what the planner has added since, in its own thread."""
         with self._reading:  # tables land in threads of their own
             if self._log and (count is None or len(self._ledger) < count):
                 self._ledger.extend(self._log.read())
 
 
 class FilesPlanner:
-    """Runs in Spark's helper process: lists the folder, cuts files, hands out splits."""
+    """Runs in the stream's thread: lists the folder, cuts files, hands out splits."""
 
     def __init__(
         self,
@@ -286,14 +285,14 @@ class FilesPlanner:
 
 
 class LedgerLog:
-    """The ledger on its way from the planner's process to the driver: scratch, append only."""
+    """The ledger on its way from the planner to the source: scratch, append only."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._read = 0
 
     def append(self, splits: Sequence[Split]) -> None:
-        """Add entries; complete before Spark hears of the new position."""
+        """Add entries; complete before the batch of the new position begins."""
         with self.file.open("a") as out:
             out.write("".join(json.dumps(astuple(split)) + "\n" for split in splits))
 

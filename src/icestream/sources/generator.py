@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,11 @@ import pyarrow as pa
 
 from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
-from icestream.sources import Located, Losses, RecordFloors, Start
+from icestream.sources import Located, Losses, RecordFloors, Start, Stream
 from icestream.sources.shop import ORDERS_EVERY, make
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _STEP = 20_000  # records made at a time in a task
 
@@ -64,13 +65,11 @@ class GeneratorSource:
             for identity in each.marker.stream_ids.values():
                 self._began_ms = int(identity.partition("@")[2])
 
-    def open(
-        self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
-    ) -> "DataFrame":
+    def open(self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool) -> Stream:
         """Let the planner go on from there."""
-        from icestream.sources.planned import open_stream
+        from icestream.sources.planned import PlannedStream
 
-        settings = {
+        settings: dict[str, Any] = {
             "topics": self._topics,
             "rows": self._rows,
             "rate": self._rate,
@@ -81,7 +80,7 @@ class GeneratorSource:
             "tasks": spark.sparkContext.defaultParallelism,
             "once": once,
         }
-        return open_stream(spark, "icestream.sources.generator:ShopPlanner", settings, scratch)
+        return PlannedStream(spark, partial(ShopPlanner, **settings))
 
     def tasks(self, batch: Range, cores: int) -> None:
         """The planner cuts the work."""
@@ -127,7 +126,7 @@ class GeneratorSource:
 
 
 class ShopPlanner:
-    """Runs in Spark's helper process: how many records are due by now."""
+    """Runs in the stream's thread: how many records are due by now."""
 
     def __init__(
         self,

@@ -1,29 +1,31 @@
-"""A Spark stream whose planner is ours: Spark moves work orders, tasks make the records.
+"""A stream whose planner is ours: a thread of the driver plans, tasks make the records.
 
-Spark asks the planner for positions and work orders (small JSON texts) in a helper process; the
-fused task turns an order into records right where they are decoded, so that no record crosses the
-JVM on its way from a file or a generator.
+The planner names positions and work orders (small JSON texts); the fused task turns an order into
+records right where they are decoded, so that no record crosses the JVM on its way from a file or a
+generator. Spark's own streaming would ask such a planner in two helper processes, which take
+longer to start than a batch takes: docs/design/speed.md, "The planner".
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from typing import TYPE_CHECKING, Any, Protocol
 
 from icestream.commit.marker import Positions
-from icestream.errors import IcestreamError
+from icestream.sources import Handle
 
-Answer = TypeVar("Answer")
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-_FAILURE = "planner-failure.json"
+_IDLE_SECONDS = 0.02  # between two looks at a source that has nothing new, without an interval
+_STOP_SECONDS = 60.0
+_LOGGED = 2  # batches that stay in the offset log, as Spark keeps them
 
 
 class Planner(Protocol):
-    """Decides, away from Spark, what is there and how to cut it; made from JSON settings."""
+    """Decides what is there and how to cut it; asked by one thread, which may raise its errors."""
 
     def first(self) -> Positions:
         """Where the stream begins."""
@@ -38,102 +40,118 @@ class Planner(Protocol):
         ...
 
 
-def open_stream(
-    spark: SparkSession, planner: str, settings: dict[str, Any], scratch: Path
-) -> DataFrame:
-    """A streaming DataFrame with one column `work`, planned by `module:Class`."""
-    spark.dataSource.register(PlannedSource)
-    return (
-        spark.readStream.format(PlannedSource.name())
-        .option("planner", planner)
-        .option("settings", json.dumps(settings))
-        .option("scratch", str(scratch))
-        .load()
-    )
+class PlannedStream:
+    """A stream with one column `work`; the planner is made when the stream starts."""
+
+    def __init__(self, spark: "SparkSession", planner: Callable[[], Planner]) -> None:
+        self.spark = spark
+        self.planner = planner
+
+    def start(self, name: str, handle: Handle, checkpoint: Path, interval: float) -> "PlannedQuery":
+        """Hand batch after batch to `handle`, from a thread of its own."""
+        offsets = checkpoint / "offsets"
+        offsets.mkdir(parents=True)
+        return PlannedQuery(self, name, handle, offsets, interval)
 
 
-def planner_failure(scratch: Path) -> IcestreamError | None:
-    """The planner's own error: Spark hands on no more than its text."""
-    file = scratch / _FAILURE
-    if not file.exists():
-        return None
-    return IcestreamError.from_facts(json.loads(file.read_text()))
+class PlannedQuery:
+    """As much of Spark's StreamingQuery as a run needs, with its names."""
 
-
-class PlannedSource(DataSource):
-    """The Spark side: options in, a stream reader out."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The name under which Spark knows it."""
-        return "icestream_planned"
-
-    def schema(self) -> str:
-        """One work order per row."""
-        return "work string"
-
-    def streamReader(self, schema: Any) -> "PlannedReader":  # noqa: N802 (Spark's name)
-        """Called in Spark's helper process."""
-        return PlannedReader(self.options)
-
-
-class PlannedReader(DataSourceStreamReader):
-    """Passes Spark's questions on to the planner and keeps its errors whole."""
-
-    def __init__(self, options: Any) -> None:
-        self._scratch = Path(options["scratch"])
-        self._name: str = options["planner"]
-        self._settings: str = options["settings"]
-        self._made: Planner | None = None
+    def __init__(
+        self, stream: PlannedStream, name: str, handle: Handle, offsets: Path, interval: float
+    ) -> None:
+        self._stream = stream
+        self._name = name
+        self._handle = handle
+        self._offsets = offsets
+        self._interval = interval
+        self._stopping = threading.Event()
+        self._idle = threading.Event()  # a look at the source found nothing new, or it is over
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     @property
-    def _planner(self) -> Planner:
-        """Made when first asked: Spark builds a second reader, only to send its `read` to tasks."""
-        if self._made is None:
-            module, _, name = self._name.partition(":")
-            self._made = getattr(import_module(module), name)(**json.loads(self._settings))
-        return self._made
+    def isActive(self) -> bool:  # noqa: N802 (Spark's names)
+        """Whether batches still come; raises what py4j raises when the JVM is gone."""
+        self._stream.spark.sparkContext._jsc.sc().isStopped()
+        return self._thread.is_alive()
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The planner's first position."""
-        return self._guarded(lambda: as_offset(self._planner.first()))
+    def exception(self) -> Exception | None:
+        """What ended the stream, if anything went wrong."""
+        return self._failure
 
-    def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The planner's latest position."""
-        return self._guarded(lambda: as_offset(self._planner.latest()))
+    def processAllAvailable(self) -> None:  # noqa: N802
+        """Return when a look at the source has found nothing new; raises what ended the stream."""
+        self._idle.wait()
+        if self._failure is not None:
+            raise self._failure
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """One Spark task per work order."""
-        return self._guarded(
-            lambda: [
-                InputPartition(order)
-                for order in self._planner.orders(from_offset(start), from_offset(end))
-            ]
-        )
+    def awaitTermination(self) -> None:  # noqa: N802
+        """Return when the stream has ended; raises what ended it."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
-        """Runs in a task: hand the order over."""
-        yield (partition.value,)
+    def stop(self) -> None:
+        """No batch begins any more; return when the one under way has ended."""
+        self._stopping.set()
+        self._thread.join(_STOP_SECONDS)
 
-    def _guarded(self, ask: Callable[[], Answer]) -> Answer:
+    def _run(self) -> None:
         try:
-            return ask()
-        except IcestreamError as failure:
-            (self._scratch / _FAILURE).write_text(json.dumps(failure.facts()))
-            raise
+            self._batches()
+        except Exception as failure:
+            self._failure = failure
+        finally:
+            self._idle.set()
+
+    def _batches(self) -> None:
+        planner = self._stream.planner()
+        session = _session_of_its_own(self._stream.spark)
+        reached, number = planner.first(), 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            latest = planner.latest()
+            wait = self._interval - (time.monotonic() - began)
+            if latest == reached:
+                self._idle.set()
+                wait = max(wait, _IDLE_SECONDS)
+            else:
+                self._log(number, latest)
+                frame = _frame(session, planner.orders(reached, latest))
+                session.sparkContext.setJobGroup(self._name, f"{self._name}, batch {number}")
+                self._handle(frame, number)
+                reached, number = latest, number + 1
+                wait = self._interval - (time.monotonic() - began)
+            self._stopping.wait(max(0.0, wait))
+
+    def _log(self, number: int, stop: Positions) -> None:
+        """Write the batch's end down before it begins, in the shape of Spark's own offset log."""
+        (self._offsets / str(number)).write_text(f"v1\n{{}}\n{json.dumps(as_offset(stop))}\n")
+        (self._offsets / str(number - _LOGGED)).unlink(missing_ok=True)
+
+
+def _session_of_its_own(spark: "SparkSession") -> "SparkSession":
+    """As a stream of Spark's has one: settings of a batch are for its own pipeline alone."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
+def _frame(session: "SparkSession", orders: Sequence[str]) -> "DataFrame":
+    """The work orders, one for each task as long as there are no more than task slots."""
+    from pyspark.sql import DataFrame
+
+    jvm: Any = session._jvm
+    texts = jvm.java.util.ArrayList(list(orders))
+    made = session._jsparkSession.createDataset(texts, jvm.org.apache.spark.sql.Encoders.STRING())
+    return DataFrame(made.toDF(), session).withColumnRenamed("value", "work")
 
 
 def as_offset(positions: Positions) -> dict[str, Any]:
-    """Positions as the JSON object that Spark logs."""
+    """Positions as the JSON object that is logged."""
     return {
         stream: {str(number): at for number, at in partitions.items()}
         for stream, partitions in positions.items()
-    }
-
-
-def from_offset(offset: dict[str, Any]) -> Positions:
-    """Positions from the JSON object that Spark logged."""
-    return {
-        stream: {int(number): at for number, at in partitions.items()}
-        for stream, partitions in offset.items()
     }

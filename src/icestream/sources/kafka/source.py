@@ -15,13 +15,13 @@ from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.config.kafka import added, jvm_flags
 from icestream.errors import TopicMissing, Unreachable
-from icestream.sources import Located, Losses, RecordFloors, Start
+from icestream.sources import Located, Losses, RecordFloors, SparkStream, Start
 from icestream.sources.kafka.client import Cluster
 from icestream.sources.kafka.loss import Log, losses
 from icestream.sources.kafka.watch import Ends
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _EARLIEST = -2  # Spark's word for it in `startingOffsets`
 _RECORDS_PER_TASK = 50_000
@@ -109,7 +109,7 @@ class KafkaSource:
 
     def open(
         self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
-    ) -> "DataFrame":
+    ) -> SparkStream:
         """Spark's stream from there on; partitions that no table knows yet: from their earliest."""
         partitions = self._partitions()
         starting = {
@@ -134,7 +134,7 @@ class KafkaSource:
             assert self._pattern is not None
             reader = reader.option("subscribePattern", java_pattern(self._pattern.pattern))
         # No selection here: it would copy every row once more on its way to the task.
-        return reader.load()
+        return SparkStream(reader.load(), ends=once)
 
     def tasks(self, batch: Range, cores: int) -> int:
         """As many as the records are worth: a task and its files cost more than some thousand."""
