@@ -48,15 +48,30 @@ install: .venv/.installed  ## Create .venv with the locked dependencies and the 
 demo: install  ## Stream generated events and changes into local Iceberg tables
 	@$(BIN)/icestream demo
 
+# A stage that tells its time: $(call stage,NAME,COMMAND).
+stage = trap 'echo "── $(1): $$(( SECONDS / 60 )) min $$(( SECONDS % 60 )) s"' EXIT; $(2)
+PYTEST = $(BIN)/pytest --numprocesses 2
+# To whichever process is free, the longest first (tests/balance.py).
+BALANCED = $(PYTEST) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
+
 .PHONY: test
-test: lint  ## Lint, then every test
-	@$(BIN)/pytest --numprocesses 2 --exitfirst tests/unit
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(filter-out tests/unit tests/conformance,$(TESTS))
-	@$(BIN)/pytest --numprocesses 2 --dist load $(filter tests/conformance,$(TESTS))
+test: install  ## Lint, then every test but the long ones: what CI runs
+	@$(call stage,lint,$(MAKE) lint)
+	@$(call stage,unit tests,$(PYTEST) --dist worksteal --exitfirst tests/unit)
+	@$(call stage,tests with Spark and real servers,$(BALANCED) $(filter-out tests/unit,$(TESTS)))
+
+.PHONY: test-long
+test-long: install  ## Every test there is, and more of what `make test` shows in short
+	@$(call stage,unit tests,$(PYTEST) --dist worksteal --long tests/unit)
+	@$(call stage,tests with Spark and real servers,$(BALANCED) --long $(filter-out tests/unit,$(TESTS)))
 
 .PHONY: test-fast
 test-fast: install  ## Unit tests only, in seconds
 	@$(BIN)/pytest --numprocesses 2 --exitfirst --quiet -m "not slow" tests/unit
+
+.PHONY: durations
+durations: install  ## Measure every test anew, on a quiet machine, for tests/durations.json
+	@$(BALANCED) --long --record $(TESTS)
 
 .PHONY: lint
 lint: install  ## Check style and types

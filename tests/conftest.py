@@ -15,15 +15,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from icestream import runner
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import Loaded, load
 from icestream.observe.events import Bus, Event, Listener
+from icestream.sources import files
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `from servers import …`
-pytest_plugins = ["commands", "servers", "feeds", "rest_server", "databases", "connect"]
+pytest_plugins = [
+    "balance", "commands", "servers", "feeds", "rest_server", "databases", "connect"
+]  # fmt: skip
 
 # Tests start many JVMs and keep none for long: the quick compiler and the simple collector win.
 QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SETTLE_SECONDS = 0.02  # files come whole (Lake.put), and need no second to be known as such
+POLL_SECONDS = 0.02  # between two looks at a run, which itself does not wait for them
 STATE = pytest.StashKey[Path]()  # of the Spark session, once there is one
 
 
@@ -105,8 +111,9 @@ class Lake:
     def put(self, name: str, *lines: object) -> Path:
         """A file of lines: bytes and text as they are, anything else as JSON."""
         path = self.incoming / name
-        path.write_bytes(b"".join(_line(line) + b"\n" for line in lines))
-        return path
+        being_written = path.with_name(f".{path.name}")  # which a listing passes over
+        being_written.write_bytes(b"".join(_line(line) + b"\n" for line in lines))
+        return being_written.rename(path)
 
     def run(self, listen: Listener | None = None, **options: Any) -> list[Event]:
         """Run once over what is there; → the events. `listen` is called between the steps."""
@@ -162,7 +169,9 @@ def _line(value: object) -> bytes:
 
 
 @pytest.fixture
-def lake(tmp_path: Path, spark: Any) -> Iterator[Lake]:
+def lake(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+    monkeypatch.setattr(files, "_SETTLE_SECONDS", SETTLE_SECONDS)
+    monkeypatch.setattr(runner, "_POLL_SECONDS", POLL_SECONDS)
     yield Lake(tmp_path, spark)
     _close_consumers(spark)
 

@@ -32,6 +32,13 @@ pytestmark = pytest.mark.spark
 
 VARIANTS = sorted({(db, variant) for db, _, variant in DATA if not variant.startswith("edge")})
 Key = tuple[Any, ...]
+# Each variant in batches of one size; all sizes are for `make test-long`.
+SIZES = (1, 7, 1000)
+SIZED = [
+    pytest.param(*each, size, marks=[] if at % len(SIZES) == number else [pytest.mark.long])
+    for at, each in enumerate(VARIANTS)
+    for number, size in enumerate(SIZES)
+]
 
 
 def cases(db: str, variant: str) -> list[str]:
@@ -133,8 +140,7 @@ def cut(rows: list[Any], size: int) -> list[list[Any]]:
     return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize("db, variant", VARIANTS)
+@pytest.mark.parametrize("db, variant, size", SIZED)
 def test_a_mirror_equals_its_source(mirrors, db, variant, size):
     one = mirrors(db, variant)
     for some in cut(one.interleaved(random.Random(size)), size):
@@ -154,8 +160,17 @@ def test_what_is_delivered_again_changes_nothing(mirrors, db):
     one.check()
 
 
-@pytest.mark.parametrize("db", ["mysql8", "postgres"])
-@pytest.mark.parametrize("harm", ["crash", "index lost", "compaction"])
+@pytest.mark.parametrize(
+    "harm, db",
+    [
+        ("crash", "mysql8"),
+        ("index lost", "postgres"),
+        ("compaction", "mysql8"),
+        pytest.param("crash", "postgres", marks=pytest.mark.long),
+        pytest.param("index lost", "mysql8", marks=pytest.mark.long),
+        pytest.param("compaction", "postgres", marks=pytest.mark.long),
+    ],
+)
 def test_a_mirror_survives(mirrors, db, harm):
     one = mirrors(db, "schemas")
     rng = random.Random(harm)

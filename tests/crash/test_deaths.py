@@ -39,7 +39,14 @@ def test_a_dead_jvm_ends_the_run_with_75(folder):
     assert each_once(folder)
 
 
-@pytest.mark.parametrize("place", ["claimed", "marker-checked", "batch-begins"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "marker-checked",
+        pytest.param("claimed", marks=pytest.mark.long),
+        pytest.param("batch-begins", marks=pytest.mark.long),
+    ],
+)
 def test_a_zombie_is_fenced(folder, place):
     """Also where its batch fails for another reason first: a restart is no new claim."""
     fill(folder, "a.jsonl", 30_000)

@@ -14,7 +14,7 @@ from icestream.config.load import load
 from icestream.verify import verify
 from servers import soon
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("cli_maintain")]
 
 TABLE = "shop.events"
 RECORDS = 6000

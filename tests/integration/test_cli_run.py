@@ -59,7 +59,7 @@ def test_the_jvm_ends_with_its_driver(folder):
 
 def test_the_demo_ends_by_itself_and_its_query_works_as_printed(tmp_path):
     ran = subprocess.run(
-        [*COMMAND, "demo", "--seconds", "10"],
+        [*COMMAND, "demo", "--seconds", "5"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -88,7 +88,7 @@ def test_the_demo_ends_by_itself_and_its_query_works_as_printed(tmp_path):
 
 def test_the_demo_with_kafka_holds_what_kafka_acknowledged(tmp_path):
     ran = subprocess.run(
-        [*COMMAND, "demo", "--kafka", "--seconds", "15"],
+        [*COMMAND, "demo", "--kafka", "--seconds", "8"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

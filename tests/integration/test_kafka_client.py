@@ -28,7 +28,7 @@ from icestream.sources.kafka.client import Cluster
 from icestream.sources.kafka.sample import Sample
 from servers import create_topic, delete_topic, produce
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("kafka_client")]
 
 PASSWORD = "CANARY-5f3a"
 

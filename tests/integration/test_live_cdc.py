@@ -22,7 +22,12 @@ from servers import soon
 if TYPE_CHECKING:
     from conftest import Lake
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("live_cdc"),
+]
 
 SEED = int(os.environ.get("SEED", "1"))  # in the names of the tests, so that a failure tells it
 CLIENTS = 3

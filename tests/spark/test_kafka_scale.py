@@ -18,7 +18,6 @@ from servers import soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-PARTITIONS = 1000
 TOPICS = 50
 COLUMNS = {"columns": {"id": "bigint"}}
 
@@ -56,23 +55,24 @@ def put(feed, records):
     assert not failed
 
 
-def test_a_thousand_partitions(lake, tmp_path_factory):
+@pytest.mark.parametrize("partitions", [200, pytest.param(1000, marks=pytest.mark.long)])
+def test_many_partitions(lake, tmp_path_factory, partitions):
     with Broker(tmp_path_factory.mktemp("kafka")) as broker:
         feed = Feed(lake, broker.bootstrap, "t")
-        create(feed, {"t": PARTITIONS})
+        create(feed, {"t": partitions})
         feed.configure(tables=[{"name": "shop.events", **COLUMNS}])
-        put(feed, (("t", n % PARTITIONS, n) for n in range(3 * PARTITIONS)))
+        put(feed, (("t", n % partitions, n) for n in range(3 * partitions)))
         lake.run()
         [commit] = feed.commits()
-        assert len(commit.partitions) == PARTITIONS
-        put(feed, (("t", n, 3 * PARTITIONS + n) for n in range(10)))
+        assert len(commit.partitions) == partitions
+        put(feed, (("t", n, 3 * partitions + n) for n in range(10)))
         shutil.rmtree(lake.folder / ".icestream")
         lake.run()
         assert [commit.landed for commit in feed.commits()] == [10]
         rows = lake.rows("shop.events")
-        assert sorted(rows.column("id").to_pylist()) == list(range(3 * PARTITIONS + 10))
+        assert sorted(rows.column("id").to_pylist()) == list(range(3 * partitions + 10))
         counts = Counter(rows.column("_src_partition").to_pylist())
-        assert counts == {n: 4 if n < 10 else 3 for n in range(PARTITIONS)}
+        assert counts == {n: 4 if n < 10 else 3 for n in range(partitions)}
         assert feed.positions() == {str(n): count for n, count in counts.items()}
 
 

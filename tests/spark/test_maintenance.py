@@ -25,7 +25,7 @@ from icestream.maintain.turns import Turns
 from icestream.verify import verify
 from servers import soon
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("maintenance")]
 
 PAGES, ORDERS = "shop.pages", "shop.orders"
 CONFIG = f"""

@@ -16,7 +16,7 @@ from icestream.errors import Fenced, Gap, Rewound
 from icestream.rewind import Target, plan_rewind, rewind, tables
 from icestream.verify import verify
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("rewind")]
 
 PAGES, ORDERS = "shop.pages", "shop.orders"
 GENERATOR = f"""

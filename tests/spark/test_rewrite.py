@@ -247,7 +247,10 @@ def world(spark: Any, tmp_path: Path) -> Callable[..., World]:
     return lambda **rule: World(spark, tmp_path, **rule)
 
 
-@pytest.fixture(params=["every second data file has its own", "shared"])
+SCOPES = ("every second data file has its own", "shared")
+
+
+@pytest.fixture(params=SCOPES)
 def scope(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletes of a data file are in a file of their own, as where they are many, or are not."""
     shared = request.param == "shared"
@@ -294,7 +297,15 @@ def test_a_batch_at_every_step(world, layout):
 
 
 @pytest.mark.usefixtures("scope")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "scope, seed",
+    [
+        pytest.param(scope, seed, marks=[pytest.mark.long] if (at + seed) % 2 else [])
+        for at, scope in enumerate(SCOPES)
+        for seed in range(3)
+    ],
+    indirect=["scope"],
+)
 def test_any_schedule(world, seed):
     chance = random.Random(seed)
     layout = [SMALL, {"partition_by": ["region"]}, {"sort_by": ["value"]}][seed % 3]

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from icestream.arrow import arrow_schema
 from icestream.write.stage import Stager, StageTarget
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("stage_against_java")]
 NAN = float("nan")
 EVERY_TYPE = {
     "yes": "boolean",

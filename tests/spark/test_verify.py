@@ -19,7 +19,7 @@ from icestream.config.load import load
 from icestream.errors import Unreachable
 from icestream.verify import verify
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("verify")]
 
 PAGES = "shop.pages"
 SOURCE = "{{type: generator, rows: {rows}, malformed: 0.01, max_records_per_commit: 1000}}"

@@ -20,6 +20,7 @@ from unit.simulation.world import FATES, MEDDLING, World
 from unit.simulation.writers import Run
 
 FEW, CHUNK, CHUNKS = 1_500, 5_000, 20
+SHORT = 4  # chunks that `make test` has time for
 
 # A simulator that never comes to a branch proves nothing about it.
 REACHED = [
@@ -59,7 +60,10 @@ def test_every_record_once_in_a_few_schedules():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(1, CHUNKS + 1))
+@pytest.mark.parametrize(
+    "chunk",
+    [pytest.param(n, marks=[pytest.mark.long] if n > SHORT else []) for n in range(1, CHUNKS + 1)],
+)
 def test_every_record_once_in_many_schedules(chunk):
     seen = explore(range(chunk * CHUNK, (chunk + 1) * CHUNK))
     assert not [what for what in REACHED if not seen[what]]
