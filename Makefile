@@ -6,6 +6,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
+# Without bytecode each of the many processes that tests start would compile us anew.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # From cheap to dear, so that a mistake shows early.
 TESTS := $(wildcard tests/unit tests/spark tests/conformance tests/integration tests/crash)

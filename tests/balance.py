@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 DURATIONS = Path(__file__).with_name("durations.json")
 BUDGET = Path(__file__).with_name("budget.toml")
@@ -30,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        settings.register_profile("long", max_examples=4 * settings.default.max_examples)
+        settings.load_profile("long")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Clock(config))
 

@@ -91,7 +91,7 @@ def wait_for_end(children: list[int]) -> None:
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline, "the JVM outlived its driver"
-        time.sleep(0.1)
+        time.sleep(0.02)
 
 
 def children_of(pid: int) -> list[int]:

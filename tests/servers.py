@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from icestream.broker import Broker
 
 SECONDS = 30
+POLL_SECONDS = 0.02
 LARGEST = 32 << 20
 
 
@@ -27,7 +28,7 @@ def soon(true: Callable[[], bool], seconds: float = SECONDS) -> bool:
     """Look until it is true or the time is over."""
     deadline = time.monotonic() + seconds
     while not (found := true()) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(POLL_SECONDS)
     return found
 
 
@@ -52,6 +53,7 @@ def produce(
     partition: int | None = None,
     headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]] | None = None,
     timestamps: Sequence[int] | None = None,
+    patient: bool = True,
 ) -> None:
     """Write in this order and return when all is acknowledged; headers go to every record."""
     failed: list[object] = []
@@ -63,10 +65,14 @@ def produce(
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
-            "enable.idempotence": True,
+            # An idempotent producer waits half a second for its id. In order, and once as long as
+            # no broker dies in the middle: who kills one has a producer of its own.
+            "max.in.flight.requests.per.connection": 1,
+            "linger.ms": 0,
             "message.max.bytes": LARGEST,
             "delivery.timeout.ms": SECONDS * 1000,
-            "topic.metadata.propagation.max.ms": 15_000,  # then a topic is known not to exist
+            # Then a topic is known not to exist.
+            "topic.metadata.propagation.max.ms": int(SECONDS * 500) if patient else 1000,
         }
     )
     for at, value in enumerate(values):

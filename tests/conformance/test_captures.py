@@ -148,7 +148,7 @@ def test_a_mirror_equals_its_source(mirrors, db, variant, size):
     one.check()
 
 
-@pytest.mark.parametrize("db", ["mysql8", "postgres"])
+@pytest.mark.parametrize("db", ["mysql8", pytest.param("postgres", marks=pytest.mark.long)])
 def test_what_is_delivered_again_changes_nothing(mirrors, db):
     """As after a crash of the connector: everything once more, and a late row of the snapshot."""
     one = mirrors(db, "schemas")

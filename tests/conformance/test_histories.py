@@ -86,7 +86,7 @@ def found(one: Stand) -> dict[int, Any]:
     "layout", [{}, {"partition_by": ["region"]}, {"sort_by": ["value"]}], ids=str
 )
 @settings(
-    max_examples=8,
+    max_examples=settings.default.max_examples // 25,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 WORST = {
     "local": ["at request-sent", "zombie at before-request", "lose state"],
-    "rest": ["lie", "at rewrite-committed", "at between-tables"],
+    "rest": ["lie", "at between-tables"],
 }
 MORE = {
     "local": ["at quarantine-committed", "at rewrite-committed", "kill jvm"],
-    "rest": ["kill broker", "lose state", "zombie at marker-checked"],
+    "rest": ["kill broker", "at rewrite-committed", "zombie at marker-checked"],
 }
 
 
@@ -41,6 +41,7 @@ def test_nothing_is_lost_doubled_or_made_up(tmp_path, catalog, order):
     assert outcome.verified > 1
 
 
+@pytest.mark.long
 def test_the_same_checks_find_the_duplicates_of_a_plain_stream(tmp_path):
     """Spark into Iceberg without us: kills alone do no harm, a lost checkpoint doubles records."""
     with World(tmp_path, "local").alive() as world:

@@ -184,11 +184,10 @@ def test_a_state_folder_that_is_full_for_a_while(disk):
         told = until(process, "run_restarting")
         assert "No space left on device" in told["error"]
         disk.free()
-        commits(process, 1)
+        left = 40_000
+        while left > 0:
+            left -= commits(process, 1)[0]["landed"]
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=240)
-    assert process.returncode == 0, log
-    with started(disk.folder, "run", "--once") as process:
         _, log = process.communicate(timeout=240)
     assert process.returncode == 0, log
     assert disk.ids() == Counter(range(41_000))

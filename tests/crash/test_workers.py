@@ -36,7 +36,10 @@ spark:
 """
 
 
-@pytest.mark.parametrize("master, restarts", [("local[2]", 1), ("'local[2,3]'", 0)])
+@pytest.mark.parametrize(
+    "master, restarts",
+    [("'local[2,3]'", 0), pytest.param("local[2]", 1, marks=pytest.mark.long)],
+)
 def test_a_killed_worker_costs_a_try_and_no_row(folder, master, restarts):
     (folder / "icestream.yml").write_text(CONFIG.format(master=master))
     fill(folder, "a.jsonl", RECORDS)

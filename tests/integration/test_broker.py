@@ -71,7 +71,7 @@ def test_topics_come_and_go_only_when_asked(broker: Broker) -> None:
             return set(admin.list_topics(timeout=30).topics)
 
     with pytest.raises(AssertionError, match="not delivered"):
-        produce(broker.bootstrap, "nobody-made-it", [b"1"])
+        produce(broker.bootstrap, "nobody-made-it", [b"1"], patient=False)
     create_topic(broker.bootstrap, "short-lived", partitions=3)
     assert "short-lived" in topics()
     delete_topic(broker.bootstrap, "short-lived")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -104,17 +105,17 @@ def test_what_a_rewrite_leaves_that_was_cut_down_is_listed_and_collected(made):
     assert len(left) == 1
     assert data_files(made) == before
     assert whole(made)
-    young = maintain(made, *ORPHANS, "--plan")["due"]
-    assert [(each["table"], each["files"], each["removes"]) for each in young] == [(TABLE, 0, [])]
+    young = {path.with_name(f"young-{path.name}") for path in left}
     for path in left:
+        shutil.copy(path, path.with_name(f"young-{path.name}"))
         os.utime(path, (0, 0))
     [due] = maintain(made, *ORPHANS, "--plan")["due"]
     assert (due["files"], due["bytes"]) == (1, sum(path.stat().st_size for path in left))
     assert {Path(each["path"].removeprefix("file:")) for each in due["removes"]} == left
-    assert on_disk(made) == before | left  # a plan removes nothing
+    assert on_disk(made) == before | left | young  # a plan removes nothing
     [done] = maintain(made, *ORPHANS)["results"]
     assert done["ending"] == "done"
-    assert on_disk(made) == before
+    assert on_disk(made) == before | young
     assert whole(made)
 
 

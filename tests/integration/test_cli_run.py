@@ -18,7 +18,7 @@ def test_kill_9_and_a_lost_state_folder_change_nothing(folder):
     fill(folder, "a.jsonl", 100_000, bad_every=1000)
     with started(folder, "run", "--once") as first:
         commits(first, 2)
-        kill_9(first)
+        kill_9(first)  # and see that the JVM ends with its driver
     taken = rows(folder).num_rows
     assert 0 < taken < 99_900
     shutil.rmtree(folder / ".icestream")
@@ -36,7 +36,9 @@ def test_kill_9_and_a_lost_state_folder_change_nothing(folder):
     assert aside.num_rows == len(set(aside.column("offset").to_pylist())) == 100
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "kind", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_signal_stops_at_a_commit_with_exit_0(folder, kind):
     fill(folder, "a.jsonl", 50_000)
     with started(folder, "run") as process:
@@ -48,13 +50,6 @@ def test_a_signal_stops_at_a_commit_with_exit_0(folder, kind):
     assert rows(folder).num_rows in (20_000, 40_000, 50_000)
     # Nothing of the run is left in the state folder but logs and history.
     assert not list((folder / ".icestream" / "p" / "runs").iterdir())
-
-
-def test_the_jvm_ends_with_its_driver(folder):
-    fill(folder, "a.jsonl", 10)
-    with started(folder, "run") as process:
-        commits(process, 1)
-        kill_9(process)
 
 
 def test_the_demo_ends_by_itself_and_its_query_works_as_printed(tmp_path):

@@ -43,7 +43,7 @@ def cluster(broker: Broker) -> Iterator[Cluster]:
 def soon(true: Callable[[], bool], seconds: float = 20) -> bool:
     deadline = time.monotonic() + seconds
     while not (found := true()) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.02)
     return found
 
 
@@ -233,7 +233,10 @@ def test_a_sample_is_spread_and_ends(broker: Broker, cluster: Cluster) -> None:
     assert read(cluster.sample(begin, 0)) == []
 
 
-@pytest.mark.parametrize("portion", [7 * 3, 999, 3000])
+@pytest.mark.parametrize(
+    "portion",
+    [7 * 3, pytest.param(999, marks=pytest.mark.long), pytest.param(3000, marks=pytest.mark.long)],
+)
 def test_a_sample_in_portions_leaves_nothing_out(broker: Broker, portion: int) -> None:
     """Whatever the client has fetched beyond a portion's end, and the end of the log in there."""
     name = f"kc-portions-{portion}"

@@ -310,7 +310,7 @@ def test_a_truncated_log(lake, tmp_path_factory):
 @pytest.mark.parametrize(
     "kind",
     [
-        TableCommitted,  # Spark asks for new offsets
+        pytest.param(TableCommitted, marks=pytest.mark.long),  # Spark asks for new offsets
         BatchPlanned,  # Spark reads
         SchemaEvolved,  # we ask whether the topic is still the same
     ],

@@ -1,14 +1,17 @@
 """The protocol on a real catalog: whatever others do to the table, nothing is lost or doubled."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pyiceberg.types import StringType
+from pyiceberg.types import LongType, NestedField, StringType
 
 from icestream import errors, patience
 from icestream.commit.committer import IcebergTables
 from icestream.commit.protocol import CommitFailed
 from icestream.observe.events import BatchPlanned, CommitRetried, TableCommitted
+from icestream.write.design import Design
+from icestream.write.table import Builder
 
 pytestmark = pytest.mark.spark
 
@@ -265,6 +268,22 @@ def _tables(lake):
         "lake", dict(catalog.java_properties()), lake.spark._jsc.hadoopConfiguration()
     )
     return IcebergTables(jvm, java, "p")
+
+
+def test_two_that_make_a_table_at_once_both_go_on(lake):
+    """One of them made it; the other may have lost already at the namespace."""
+    lake.configure(CONFIG)
+    column = NestedField(1, "id", LongType(), required=False)
+    builders = [Builder(lake.spark._jvm, t._catalog, t) for t in (_tables(lake), _tables(lake))]
+    together = threading.Barrier(2)
+
+    def make(builder):
+        together.wait()
+        return [builder.create(Design(f"n{n}.t", columns=(column,))) for n in range(20)]
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(make, builders)
+    assert [a + b for a, b in zip(one, other, strict=True)] == [1] * 20
 
 
 def test_a_view_that_was_followed_is_the_one_that_is_read_anew(filled):

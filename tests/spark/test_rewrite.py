@@ -24,7 +24,7 @@ from icestream.failpoints import Failpoint
 from icestream.index.build import build
 from icestream.index.keys import bucket_of, key_hashes
 from icestream.maintain.action import Action, Ending, Group, Kind, Result
-from icestream.maintain.rewrite import Rewriter
+from icestream.maintain.rewrite import Rewriter, landing
 from icestream.maintain.rewrite.job import ProcessJob, SparkJob
 from icestream.observe.events import IndexFollowed
 from icestream.records import RECORDS
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 COLUMNS = {"id": "bigint", "region": "string", "value": "bigint", "op": "string", "at": "int"}
 IDS = range(60)
+ROUNDS = 6
 
 
 class Inline:
@@ -263,7 +264,15 @@ LAYOUTS = {"plain": {}, "partitioned": {"partition_by": ["region"]}, "many": SMA
 
 
 @pytest.mark.usefixtures("scope")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "scope, layout",
+    [
+        pytest.param(scope, layout, marks=[pytest.mark.long] if (at + number) % 2 else [])
+        for at, scope in enumerate(SCOPES)
+        for number, layout in enumerate(LAYOUTS)
+    ],
+    indirect=["scope"],
+)
 def test_a_batch_at_every_step(world, layout):
     one = world(**LAYOUTS[layout])
     target = {"target_bytes": 1} if layout == "many" else {}
@@ -306,7 +315,8 @@ def test_a_batch_at_every_step(world, layout):
     ],
     indirect=["scope"],
 )
-def test_any_schedule(world, seed):
+def test_any_schedule(world, seed, monkeypatch):
+    monkeypatch.setattr(landing, "_pause", lambda attempt: None)
     chance = random.Random(seed)
     layout = [SMALL, {"partition_by": ["region"]}, {"sort_by": ["value"]}][seed % 3]
     one = world(**layout)
@@ -319,7 +329,7 @@ def test_any_schedule(world, seed):
             changes.append(gone(key) if chance.random() < 0.3 else row(key, _value(chance), region))
         one.put(*changes)
 
-    for _ in range(10):
+    for _ in range(ROUNDS):
         for _ in range(chance.randint(1, 3)):
             batch()
         for hooks in (one.staged, one.entering, one.committing):

@@ -141,8 +141,9 @@ class Builder:
         try:
             if not self._catalog.namespaceExists(namespace):
                 self._catalog.createNamespace(namespace)
-        except Py4JJavaError as failure:
-            if failure.java_exception.getClass().getSimpleName() != "AlreadyExistsException":
+        except Py4JJavaError:
+            # Another run may have made it meanwhile, which catalogs tell in different ways.
+            if not self._catalog.namespaceExists(namespace):
                 raise
 
     def _java_schema(self, fields: Sequence[NestedField]) -> Any:
