@@ -38,7 +38,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
     from icestream.spark import session
 
     state = pytestconfig.stash[STATE] = tmp_path_factory.mktemp("spark")
-    settings = {"spark.master": "local[2]", **QUICK_START}
+    settings = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", **QUICK_START}
     started = session.start("tests", state, settings, ["kafka"])
     yield started
     started.stop()
