@@ -76,6 +76,13 @@ test-fast: install  ## Unit tests only, in seconds
 durations: install  ## Measure every test anew, on a quiet machine, for tests/durations.json
 	@$(BALANCED) --long --record $(TESTS)
 
+.PHONY: coverage
+coverage: install  ## Lines that tests run, in every process they start (TESTS=tests/unit LONG=--long)
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder $(LONG) $(TESTS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+
 .PHONY: lint
 lint: install  ## Check style and types
 	@$(BIN)/ruff check

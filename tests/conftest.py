@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import sys
 import textwrap
 import threading
@@ -39,6 +40,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
 
     state = pytestconfig.stash[STATE] = tmp_path_factory.mktemp("spark")
     settings = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", **QUICK_START}
+    if "COVERAGE_RUN" in os.environ:  # Spark kills its workers, and with them what they measured
+        settings["spark.python.worker.reuse"] = "false"
     started = session.start("tests", state, settings, ["kafka"])
     yield started
     started.stop()
