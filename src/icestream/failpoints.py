@@ -23,7 +23,7 @@ VARIABLE = "ICESTREAM_FAILPOINTS"
 NAMES = (
     "table-created",  # before its claim
     "claimed",  # a table, others perhaps not yet
-    "batch-begins",  # Spark has logged the batch before it as done
+    "batch-begins",  # the stream is done with the one before it
     "offsets-logged",  # the range is planned, nothing is written
     "mid-write",  # in a worker: the file under way has rows
     "files-staged",  # all files are there, nothing is committed
@@ -33,7 +33,7 @@ NAMES = (
     "before-request",  # inside Iceberg's commit, at the last moment
     "request-sent",  # the catalog has answered, nobody has heard
     "between-tables",  # one table of the batch is done
-    "tables-done",  # all are, Spark does not know yet
+    "tables-done",  # all are, the stream does not know yet
     # Maintenance, beside the stream.
     "rewrite-begun",  # some groups may be committed, others are not
     "rewrite-staged",  # new files are there, the table names the old ones

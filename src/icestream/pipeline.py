@@ -25,7 +25,7 @@ from icestream.commit.protocol import Claim, Range, TableView, Verdict
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.table import TableRule
 from icestream.config.route import Route
-from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused, Unreachable
+from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused
 from icestream.failpoints import failpoint
 from icestream.formats import Format
 from icestream.landing import Landing, RunTable, Work, describe, located
@@ -36,7 +36,7 @@ from icestream.portions import Seen
 from icestream.refusals import loss_refusal, refusal
 from icestream.route import Router
 from icestream.schema import merge_new_fields
-from icestream.sources import Losses, Source, Start, Stream
+from icestream.sources import Losses, Source, Start, Stream, naming_the_log
 from icestream.task import Report, StageTask, TableTask, report_type
 from icestream.write.design import Design, laid_out_columns, quarantine_design, quarantine_name
 from icestream.write.discard import discard
@@ -57,7 +57,7 @@ _PARALLEL_COMMITS = 4
 
 
 class Pipeline:
-    """One run of one pipeline; made by the runner, driven by Spark's foreachBatch."""
+    """One run of one pipeline; made by the runner, driven by a stream, batch by batch."""
 
     def __init__(
         self,
@@ -468,13 +468,8 @@ class Pipeline:
 
 def _logged(scratch: Path, batch_id: int) -> Positions:
     """The positions in the stream's log of planned offsets."""
-    try:
-        text = (scratch / "checkpoint" / "offsets" / str(batch_id)).read_text()
-    except OSError as failure:
-        raise Unreachable(
-            f"Spark's offset log cannot be read: {failure.strerror}",
-            where=str(scratch),
-            hint="was `state_location` deleted while the pipeline runs? start it again",
-        ) from None
+    file = scratch / "checkpoint" / "offsets" / str(batch_id)
+    with naming_the_log(file):
+        text = file.read_text()
     raw = json.loads(text.splitlines()[2])
     return {s: {int(n): at for n, at in partitions.items()} for s, partitions in raw.items()}

@@ -25,7 +25,7 @@ from icestream.mirrors import Mirrors
 from icestream.observe.events import Bus, RunFailed, RunStopped
 from icestream.pipeline import Pipeline
 from icestream.sources import Query, Source, source_for
-from icestream.spark.ended import exit_code, spark_ended
+from icestream.spark.ended import exit_code, folder_deleted, spark_ended
 from icestream.write.design import declared_design
 from icestream.write.table import Builder
 
@@ -37,7 +37,7 @@ _DEATH_SECONDS = 5.0  # from the first sign of the JVM's death to its exit code
 
 
 class StopRequested(Exception):
-    """Raised into Spark when a batch comes up after the stop; nothing was done for it."""
+    """Raised into the stream when a batch comes up after the stop; nothing was done for it."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Run:
         return describe(batch) if batch else None
 
     def handle(self, frame: "DataFrame", batch_id: int) -> None:
-        """Spark's foreachBatch: one batch, or nothing at all once we are stopping."""
+        """One batch, called by the stream as Spark calls foreachBatch; nothing once we stop."""
         with self.at_work:
             if self.stopping:
                 self.refused = True
@@ -96,9 +96,10 @@ class Run:
             pass  # not held on to: Spark may be waiting with a batch that `handle` sends away
         try:
             if self.query is not None:
-                if self.failure is None and not self.refused:
-                    self.failure = self.query.exception()
+                broken = self.query.exception()  # before the stop, which may break Spark's query
                 self.query.stop()
+                if self.failure is None and not self.refused:  # known only now: no batch comes
+                    self.failure = broken
         except (Py4JError, OSError):
             self._without_spark()
         if self.maintenance:
@@ -145,6 +146,8 @@ class Run:
 
     def reason(self, failure: BaseException) -> IcestreamError | None:
         """What is behind a failure, if we can tell."""
+        if deleted := folder_deleted(self.config):
+            return deleted
         if isinstance(failure, IcestreamError):
             return failure
         full = disk.refused(failure, Path(self.config.state_location))
@@ -279,14 +282,14 @@ def _seconds(config: Config) -> float:
 
 
 def _drain(run: Run, ends: bool) -> None:
-    """`once`: wait for Spark's own end, or until a look at the source finds nothing new."""
+    """`once`: wait for the stream's own end, or until a look at the source finds nothing new."""
     assert run.query is not None
     try:
         if ends:
             run.query.awaitTermination()
         else:
             run.query.processAllAvailable()
-    except Exception as failure:
+    except BaseException as failure:
         run.failure = run.failure or failure
     else:
         run.drained.set()

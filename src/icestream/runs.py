@@ -1,4 +1,4 @@
-"""Scratch of runs: what Spark and the planner write down on the way, a folder for each run.
+"""Scratch of runs: what streams and planners write down on the way, a folder for each run.
 
 A folder has the generation of the run's claim in its name. A run removes those of earlier claims,
 which its own has fenced, and never looks at a later one: who slept between its claim and this takes

@@ -1,6 +1,7 @@
 """Whatever dies or stands still, each record is in the table once (faults A and E)."""
 
 import os
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -37,6 +38,19 @@ def test_a_dead_jvm_ends_the_run_with_75(folder):
     assert "Spark's Java process ended" in log
     finish(folder)
     assert each_once(folder)
+
+
+def test_a_state_folder_that_is_deleted_under_a_run_is_named(folder):
+    fill(folder, "a.jsonl", RECORDS)
+    with started(folder, "run") as process:
+        commits(process, 1)
+        shutil.rmtree(folder / ".icestream")
+        fill(folder, "b.jsonl", RECORDS, first=RECORDS)
+        _, log = process.communicate(timeout=120)
+    assert process.returncode == 75, log
+    assert "its state folder was deleted while it ran" in log
+    finish(folder)
+    assert each_once(folder, 2 * RECORDS)
 
 
 @pytest.mark.parametrize(

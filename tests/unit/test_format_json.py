@@ -401,6 +401,21 @@ def test_types_of_a_new_field_are_merged_over_the_batch() -> None:
     assert found == {"z": "double", "o": "struct<1: p: optional long>", "y": "long"}
 
 
+ALIKE = ['{"id": 1}'] * 5
+
+
+@pytest.mark.parametrize(
+    "rule, dropped", [("ignore", frozenset[str]()), ("evolve", frozenset({"id", "a"}))]
+)
+@pytest.mark.parametrize("odd, count", [("{broken", 1), ('{"a": {"b": 1}}', 0)])
+def test_a_table_without_columns_takes_records_of_any_shape(rule, dropped, odd, count) -> None:
+    """Those of the usual shape and the others are decoded apart, and have nothing to be joined."""
+    out = decode(schema(), *ALIKE, odd, rule=rule, dropped=dropped)
+    assert out.columns.num_columns == 0
+    assert out.errors.null_count == len(ALIKE) + 1 - count
+    assert not out.new_fields
+
+
 def test_dropped_columns_are_known() -> None:
     target = schema(id=LONG)
     row = '{"id":1,"card":"1:2","n":{"x":1}}'
@@ -471,7 +486,7 @@ rows = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(rows, min_size=1, max_size=8), st.booleans(), st.sampled_from([None, 1, "\t"]))
 def test_decodes_what_json_loads_reads(
     made: list[dict[str, Any]], ascii_: bool, indent: int | str | None
@@ -503,7 +518,7 @@ documents = keyed.map(json.dumps) | st.dictionaries(texts, anything, max_size=4)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(documents.map(str.encode) | st.binary(max_size=40) | st.none(), max_size=6))
 def test_nothing_raises_and_nothing_is_a_silent_null(values: list[bytes | None]) -> None:
     out = decode(TYPED, *values)
@@ -522,7 +537,7 @@ def test_nothing_raises_and_nothing_is_a_silent_null(values: list[bytes | None])
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(keyed, min_size=1, max_size=5), st.sampled_from([None, 2]))
 def test_unknown_keys_never_pass_a_frozen_table(
     made: list[dict[str, Any]], indent: int | None
@@ -533,7 +548,7 @@ def test_unknown_keys_never_pass_a_frozen_table(
             assert error is not None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["1", "null", '":"'])), max_size=5)
 )

@@ -1,12 +1,13 @@
 """The stream of a planner of ours: batches in order, each logged before it begins; how it ends."""
 
 import json
+import shutil
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from icestream.errors import SourceChanged
+from icestream.errors import SourceChanged, Unreachable
 from icestream.sources import planned
 from icestream.sources.planned import PlannedStream
 from servers import soon
@@ -87,9 +88,13 @@ def test_an_interval_lies_between_the_begins_of_two_batches(tmp_path):
     assert not query.isActive
 
 
+class Panic(BaseException):
+    """As a panic in Rust arrives, which is no Exception."""
+
+
+@pytest.mark.parametrize("error", [SourceChanged("file `a` changed"), Panic()], ids=repr)
 @pytest.mark.parametrize("where", ["made", "latest", "batch"])
-def test_an_error_ends_the_stream_and_is_kept_whole(tmp_path, where):
-    error = SourceChanged("file `a` changed")
+def test_an_error_ends_the_stream_and_is_kept_whole(tmp_path, where, error):
 
     def fail(*_):
         raise error
@@ -101,7 +106,7 @@ def test_an_error_ends_the_stream_and_is_kept_whole(tmp_path, where):
         tmp_path, fail if where == "batch" else print, fail if where == "made" else lambda: planner
     )
     for ask in (query.processAllAvailable, query.awaitTermination):
-        with pytest.raises(SourceChanged) as told:
+        with pytest.raises(type(error)) as told:
             ask()
         assert told.value is error
     assert query.exception() is error
@@ -124,3 +129,13 @@ def test_a_stop_waits_for_the_batch_under_way(tmp_path):
     go_on.set()
     stopping.join(30)
     assert done == [0]
+
+
+def test_a_log_whose_folder_was_deleted_says_so(tmp_path):
+    def delete(frame, number):
+        shutil.rmtree(tmp_path / "checkpoint")
+
+    query = start(tmp_path, delete)
+    with pytest.raises(Unreachable, match="log `1` is gone") as told:
+        query.awaitTermination()
+    assert "state_location" in told.value.hint

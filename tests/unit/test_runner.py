@@ -26,6 +26,14 @@ class Pipeline:
             raise ValueError("nine")
 
 
+class Closing(Pipeline):
+    def close(self):
+        pass
+
+    def let_go(self):
+        pass
+
+
 def test_a_batch_after_the_stop_is_sent_away_untouched(tmp_path):
     run = Run(None, Pipeline(), None)
     run.handle(None, 1)
@@ -35,6 +43,27 @@ def test_a_batch_after_the_stop_is_sent_away_untouched(tmp_path):
     assert run.pipeline.batches == [1]
     assert run.refused
     assert run.failure is None
+
+
+def test_a_batch_that_is_sent_away_while_the_run_ends_is_no_failure():
+    class Query:
+        """Its batch comes up after the first look at what has ended it."""
+
+        isActive = True  # noqa: N815
+
+        def exception(self):
+            with pytest.raises(StopRequested) as sent_away:
+                run.handle(None, 2)
+            return sent_away.value
+
+        def stop(self):
+            pass
+
+    run = Run(None, Closing(), Closing(), stopping=True)
+    run.query = Query()
+    run.end()
+    assert run.failure is None
+    assert run.pipeline.batches == []
 
 
 def test_a_failure_is_kept_whole(tmp_path):

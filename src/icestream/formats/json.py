@@ -107,7 +107,7 @@ def decode_objects(
         parts.append(batch.parse(left, target, rest))
     new = jsonkeys.unknown(batch.suspects, batch.errors, target, rule, dropped)
     columns = parts[0]
-    if len(parts) > 1:
+    if len(parts) > 1 and target.fields:  # a batch without columns has no rows to put in order
         order = template.in_order([*(each.rows for each in taken), rest])
         columns = pa.Table.from_batches(parts).take(order).combine_chunks().to_batches()[0]
     return Decoded(columns, reasons(batch.errors, len(texts)), new)

@@ -70,10 +70,6 @@ class Procedures:
         tables: IcebergTables,
         turn: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        from pyspark.java_gateway import ensure_callback_server_started
-
-        # The threads of an action ask our operations, too.
-        ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
         self._tables = tables
         self._turn = turn
         self._jvm: Any = spark.sparkContext._jvm

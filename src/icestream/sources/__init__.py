@@ -1,6 +1,7 @@
 """Sources: contract and registry. A source turns a position range into Kafka-shaped records."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from icestream.commit.marker import Loss, Marker, Positions
 from icestream.commit.protocol import Range
+from icestream.errors import Unreachable
 from icestream.plugins import plugin
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Query(Protocol):
         """Whether batches still come."""
         ...
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         """What ended it, if anything went wrong."""
         ...
 
@@ -193,3 +195,16 @@ def source_for(options: Any) -> Source:
     """The source that `source:` describes."""
     source: Source = plugin("source", SOURCES, options.type)(options)
     return source
+
+
+@contextmanager
+def naming_the_log(file: Path) -> Iterator[None]:
+    """A log of a run that is no longer there says so: somebody has deleted its folder."""
+    try:
+        yield
+    except FileNotFoundError as failure:
+        raise Unreachable(
+            f"the stream's log `{file.name}` is gone: {failure.strerror}",
+            where=str(file.parent),
+            hint="was `state_location` deleted while the pipeline runs? start it again",
+        ) from None

@@ -21,7 +21,7 @@ import pyarrow as pa
 from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.errors import SetupError, SourceChanged
-from icestream.sources import Located, Losses, RecordFloors, Start, Stream
+from icestream.sources import Located, Losses, RecordFloors, Start, Stream, naming_the_log
 from icestream.sources import ledger as ledgers
 from icestream.sources.ledger import Ledger, Seen, Split
 from icestream.sources.lines import LineReader, cut, is_packed
@@ -293,12 +293,12 @@ class LedgerLog:
 
     def append(self, splits: Sequence[Split]) -> None:
         """Add entries; complete before the batch of the new position begins."""
-        with self.file.open("a") as out:
+        with naming_the_log(self.file), self.file.open("a") as out:
             out.write("".join(json.dumps(astuple(split)) + "\n" for split in splits))
 
     def read(self) -> list[Split]:
         """The entries since the last call; one that is still being written is left for the next."""
-        with self.file.open("rb") as log:
+        with naming_the_log(self.file), self.file.open("rb") as log:
             log.seek(self._read)
             lines = log.read()
         lines = lines[: lines.rfind(b"\n") + 1]

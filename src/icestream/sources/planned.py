@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from icestream.commit.marker import Positions
-from icestream.sources import Handle
+from icestream.sources import Handle, naming_the_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +67,7 @@ class PlannedQuery:
         self._interval = interval
         self._stopping = threading.Event()
         self._idle = threading.Event()  # a look at the source found nothing new, or it is over
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -77,7 +77,7 @@ class PlannedQuery:
         self._stream.spark.sparkContext._jsc.sc().isStopped()
         return self._thread.is_alive()
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         """What ended the stream, if anything went wrong."""
         return self._failure
 
@@ -94,14 +94,14 @@ class PlannedQuery:
             raise self._failure
 
     def stop(self) -> None:
-        """No batch begins any more; return when the one under way has ended."""
+        """No batch begins any more; return when the one under way has ended, or after a minute."""
         self._stopping.set()
         self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
         try:
             self._batches()
-        except Exception as failure:
+        except BaseException as failure:  # of Rust below us, too: a stream never ends unnoticed
             self._failure = failure
         finally:
             self._idle.set()
@@ -128,8 +128,10 @@ class PlannedQuery:
 
     def _log(self, number: int, stop: Positions) -> None:
         """Write the batch's end down before it begins, in the shape of Spark's own offset log."""
-        (self._offsets / str(number)).write_text(f"v1\n{{}}\n{json.dumps(as_offset(stop))}\n")
-        (self._offsets / str(number - _LOGGED)).unlink(missing_ok=True)
+        file = self._offsets / str(number)
+        with naming_the_log(file):
+            file.write_text(f"v1\n{{}}\n{json.dumps(as_offset(stop))}\n")
+            (self._offsets / str(number - _LOGGED)).unlink(missing_ok=True)
 
 
 def _session_of_its_own(spark: "SparkSession") -> "SparkSession":

@@ -1,5 +1,6 @@
 """How Spark's Java process ended: its exit code, and in words what to do about it."""
 
+import os
 import re
 import signal
 from contextlib import suppress
@@ -50,6 +51,17 @@ def spark_ended(config: Config, code: int | None) -> SparkEnded:
         how = f" with exit code {code}"
     return SparkEnded(
         f"pipeline `{config.name}`: Spark's Java process ended{how}", where=str(where), hint=more
+    )
+
+
+def folder_deleted(config: Config) -> SparkEnded | None:
+    """The error for Spark's own files, if somebody has deleted them: only a new process has new."""
+    if Path(os.environ.get("SPARK_LOCAL_DIRS", "")).is_dir():
+        return None
+    return SparkEnded(
+        f"pipeline `{config.name}`: its state folder was deleted while it ran",
+        where=config.state_location,
+        hint="Spark had files there: start it again; nothing is lost",
     )
 
 

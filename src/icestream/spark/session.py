@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
+from pyspark.java_gateway import ensure_callback_server_started, launch_gateway
 from pyspark.sql import SparkSession
 
 from icestream.errors import SetupError
@@ -112,6 +112,9 @@ def start(
     context = SparkContext(
         gateway=gateway, conf=SparkConf(_jvm=gateway.jvm).setAll(list(conf.items()))
     )
+    # Java tells Python which of our objects it no longer holds: each commit hands it one. It would
+    # ask for that at py4j's usual port, whoever listens there, if we did not say where we listen.
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
     _without_checksum_files(context)
     return SparkSession(context)
 
