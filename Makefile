@@ -11,6 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # From cheap to dear, so that a mistake shows early.
 TESTS := $(wildcard tests/unit tests/spark tests/conformance tests/integration tests/crash)
+UNIT = $(filter tests/unit%,$(TESTS))
+SERVERS = $(filter-out tests/unit%,$(TESTS))
 
 # uv from PATH, else one that is put into .uv/ from its own lock file.
 UV ?= $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
@@ -52,36 +54,36 @@ demo: install  ## Stream generated events and changes into local Iceberg tables
 
 # A stage that tells its time: $(call stage,NAME,COMMAND).
 stage = trap 'echo "── $(1): $$(( SECONDS / 60 )) min $$(( SECONDS % 60 )) s"' EXIT; $(2)
-PYTEST = $(BIN)/pytest --numprocesses 2
+SLOWEST = --durations 20 --durations-min 1
+PYTEST = $(BIN)/pytest --numprocesses 2 $(SLOWEST)
 # To whichever process is free, the longest first (tests/balance.py). One process more than there
 # are cores: tests of servers wait for a fifth of the time.
-BALANCED = $(BIN)/pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
+BALANCED = $(BIN)/pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder $(SLOWEST)
 
 .PHONY: test
-test: install  ## Lint, then every test but the long ones: what CI runs
+test: install  ## Lint, then all tests but those marked `long`: what CI runs (TESTS=tests/spark)
 	@$(call stage,lint,$(MAKE) lint)
-	@$(call stage,unit tests,$(PYTEST) --dist worksteal --exitfirst tests/unit)
-	@$(call stage,tests with Spark and real servers,$(BALANCED) $(filter-out tests/unit,$(TESTS)))
+	$(if $(UNIT),@$(call stage,unit tests,$(PYTEST) --dist worksteal --exitfirst $(UNIT)))
+	$(if $(SERVERS),@$(call stage,tests with Spark and real servers,$(BALANCED) $(SERVERS)))
 
 .PHONY: test-long
-test-long: install  ## Every test there is, and more of what `make test` shows in short
-	@$(call stage,unit tests,$(PYTEST) --dist worksteal --long tests/unit)
-	@$(call stage,tests with Spark and real servers,$(BALANCED) --long $(filter-out tests/unit,$(TESTS)))
+test-long: install  ## All tests, also those marked `long` (TESTS=tests/spark)
+	$(if $(UNIT),@$(call stage,unit tests,$(PYTEST) --dist worksteal --long $(UNIT)))
+	$(if $(SERVERS),@$(call stage,tests with Spark and real servers,$(BALANCED) --long $(SERVERS)))
 
 .PHONY: test-fast
 test-fast: install  ## Unit tests only, in seconds
 	@$(BIN)/pytest --numprocesses 2 --exitfirst --quiet -m "not slow" tests/unit
 
 .PHONY: durations
-durations: install  ## Measure every test anew, on a quiet machine, for tests/durations.json
+durations: install  ## Measure tests on a quiet machine, for tests/durations.json (TESTS=tests/spark)
 	@$(BALANCED) --long --record $(TESTS)
 
 .PHONY: coverage
-coverage: install  ## Lines that tests run, in every process they start (TESTS=tests/unit LONG=--long)
+coverage: install  ## Lines that tests run, in every process but those they kill -9 (TESTS=tests/unit LONG=1)
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder $(LONG) $(TESTS)
-	@$(BIN)/coverage combine --quiet
-	@$(BIN)/coverage report
+	@$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder $(if $(LONG),--long) $(TESTS); \
+		status=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$status
 
 .PHONY: lint
 lint: install  ## Check style and types
@@ -90,7 +92,7 @@ lint: install  ## Check style and types
 	@$(BIN)/mypy
 
 .PHONY: format
-format: install  ## Put the code into the house style
+format: install  ## Format the code with ruff
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
@@ -109,20 +111,20 @@ bench-upsert: install  ## Compare upserts with Flink and MERGE (EVENTS=2000000 R
 SEED ?= 1
 KILLS ?= 200
 .PHONY: chaos
-chaos: install  ## Kill, stop and deceive a pipeline, and prove its tables (SEED=1 KILLS=200)
+chaos: install  ## Inject faults: kill processes, fail requests, then verify the tables (SEED=1 KILLS=200)
 	@$(BIN)/python tests/crash/chaos.py --seed "$(SEED)" --kills "$(KILLS)"
 
 MINUTES ?= 15
 .PHONY: soak
-soak: install  ## A commit every second for a while, with maintenance: does anything grow? (MINUTES=15)
+soak: install  ## Commit every second, with maintenance: files, snapshots and scans must not grow (MINUTES=15)
 	@$(BIN)/python tests/crash/soak.py --minutes "$(MINUTES)"
 
 .PHONY: docs
-docs: install  ## Write the generated parts of docs/ anew
+docs: install  ## Generate docs/icestream.schema.json
 	@$(BIN)/icestream schema > docs/icestream.schema.json
 
 .PHONY: lock
-lock: install  ## Lock Python packages and jars anew (LOCK_ARGS=--upgrade for newer packages)
+lock: install  ## Lock Python packages and jars (LOCK_ARGS=--upgrade for newer packages)
 	@$(COMPILE) --output-file requirements.lock pyproject.toml
 	@$(COMPILE) --output-file requirements-dev.lock --extra dev pyproject.toml
 	@$(COMPILE) --no-deps --output-file bench/flink.lock bench/flink.in
@@ -130,6 +132,6 @@ lock: install  ## Lock Python packages and jars anew (LOCK_ARGS=--upgrade for ne
 	@$(BIN)/python tools/lock_jars.py
 
 .PHONY: clean
-clean:  ## Remove everything that the targets above made
+clean:  ## Remove what the targets above made in this folder
 	@rm -rf .venv .uv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis icestream-demo
 	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -32,11 +32,20 @@ pytestmark = pytest.mark.spark
 
 VARIANTS = sorted({(db, variant) for db, _, variant in DATA if not variant.startswith("edge")})
 Key = tuple[Any, ...]
-# Each variant in batches of one size; all sizes are for `make test-long`.
+# Each variant in batches of one size, of another one for each database; `make test-long` has all.
 SIZES = (1, 7, 1000)
+NAMES = sorted({variant for _, variant in VARIANTS})
+DATABASES = sorted({db for db, _ in VARIANTS})
 SIZED = [
-    pytest.param(*each, size, marks=[] if at % len(SIZES) == number else [pytest.mark.long])
-    for at, each in enumerate(VARIANTS)
+    pytest.param(
+        db,
+        variant,
+        size,
+        marks=[]
+        if (NAMES.index(variant) + DATABASES.index(db)) % len(SIZES) == number
+        else [pytest.mark.long],
+    )
+    for db, variant in VARIANTS
     for number, size in enumerate(SIZES)
 ]
 

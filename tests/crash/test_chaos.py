@@ -19,7 +19,7 @@ WORST = {
 }
 MORE = {
     "local": ["at quarantine-committed", "at rewrite-committed", "kill jvm"],
-    "rest": ["kill broker", "at rewrite-committed", "zombie at marker-checked"],
+    "rest": ["kill broker", "lose state", "at rewrite-committed", "zombie at marker-checked"],
 }
 
 

@@ -36,9 +36,7 @@ def test_kill_9_and_a_lost_state_folder_change_nothing(folder):
     assert aside.num_rows == len(set(aside.column("offset").to_pylist())) == 100
 
 
-@pytest.mark.parametrize(
-    "kind", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_at_a_commit_with_exit_0(folder, kind):
     fill(folder, "a.jsonl", 50_000)
     with started(folder, "run") as process:

@@ -3,7 +3,7 @@
 import pytest
 
 from icestream import patience
-from icestream.errors import GaveUp
+from icestream.errors import Fenced, GaveUp
 from icestream.observe.events import RunFailed, RunRestarting, RunStarted
 
 pytestmark = pytest.mark.spark
@@ -76,3 +76,18 @@ def test_progress_in_between_is_no_crash_loop(events, arm):
     seen = events.run()
     assert sorted(events.values("db.events", "id")) == [(n,) for n in range(17)]
     assert len([each for each in seen if isinstance(each, RunRestarting)]) > patience.RESTARTS
+
+
+def test_who_begins_again_claims_nothing_from_who_took_over(events, arm):
+    arm("batch-begins:raise:1:1")
+    took_over = []
+
+    def take_over(event):
+        if isinstance(event, RunRestarting) and not took_over:
+            took_over.append(event)
+            events.run()
+
+    with pytest.raises(Fenced):
+        events.run(listen=take_over)
+    assert took_over
+    assert events.values("db.events", "id") == [(n,) for n in range(5)]

@@ -189,7 +189,7 @@ def encoded(row: dict[str, Any]) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["evolve", "freeze", "ignore"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(goods | junk, min_size=1, max_size=12))
 @example([{"id": 1, "word": "w", "f": 1.5}, *(member("f", text) for text in NUMBERS)])
 @example([{"id": 1, "word": "w", "f": 1.5}, *(member("at", f'"{text}"') for text in TIMES)])
@@ -218,7 +218,7 @@ def no_silent_null(value: bytes | None, row: dict[str, Any]) -> None:
         assert row["f"] == said["f"] or math.isnan(said["f"])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.none() | st.binary(max_size=60), min_size=1, max_size=8))
 def test_raw_takes_all_as_it_is(
     tmp_path_factory: pytest.TempPathFactory, values: list[bytes | None]

@@ -1,9 +1,6 @@
 """The plugin that says what runs when, and what a test may cost (tests/balance.py)."""
 
-from itertools import combinations
 from types import SimpleNamespace
-
-import pytest
 
 import balance
 
@@ -21,35 +18,50 @@ def test_the_longest_come_first_and_a_group_stays_together(monkeypatch):
     assert ordered == ["g1", "g2", "b", "a", "new"]
 
 
-def test_pairs_of_values_meet_and_the_rest_is_long():
-    axes = (range(3), "ab", "xyz", [True, False])
-    every = balance.pairwise(*axes)
-    assert len(every) == 3 * 2 * 3 * 2
-    short = [each.values for each in every if pytest.mark.long not in each.marks]
-    assert 9 <= len(short) <= 12
-    for one, two in combinations(range(4), 2):
-        met = {(row[one], row[two]) for row in short}
-        assert met == {(left, right) for left in axes[one] for right in axes[two]}
-    assert [each.marks for each in balance.pairwise(*axes)] == [each.marks for each in every]
+OTHERS = {f"other {n}": 5.0 for n in range(balance.ENOUGH)}
 
 
-def over(measured, known, allowed=()):
-    return [line.partition(":")[0] for line in balance.over_budget(measured, known, allowed)]
+def over(measured, known=(), allowed=(), slower=1.0):
+    others = {name: slower * seconds for name, seconds in OTHERS.items()}
+    lines = balance.over_budget(measured | others, {**dict(known), **OTHERS}, allowed)
+    return [line.partition(":")[0] for line in lines]
 
 
 def test_what_costs_too_much_is_named():
-    assert over({"a": 31.0, "b": 29.0}, {}) == ["a"]
-    assert over({"a": 31.0}, {}, ["a"]) == []
+    assert over({"a": 31.0, "b": 29.0}) == ["a"]
+    assert over({"a": 31.0}, allowed=["a"]) == []
     assert over({"a": 1.0}, {"a": 31.0}) == ["a"]
 
 
 def test_a_busy_machine_is_no_reason():
-    known = {"a": 10.0, "b": 20.0, "c": 4.0}
-    busy = {"a": 30.0, "b": 60.0, "c": 12.0}
-    assert over(busy, known) == []
-    assert over({**busy, "new": 80.0}, known) == []
-    assert over({**busy, "new": 100.0}, known) == ["new"]
-    assert over({"a": 1.0, "b": 2.0, "new": 40.0}, known) == ["new"]  # nor is a quick one
+    assert over({"new": 80.0}, slower=3) == []
+    assert over({"new": 100.0}, slower=3) == ["new"]
+    assert over({"new": 40.0}, slower=0.1) == ["new"]  # nor is a quick one
+
+
+def test_what_became_slow_is_named_though_it_was_written_down_as_quick():
+    known = {"a": 10.0}
+    assert over({"a": 70.0}, known) == ["a"]
+    assert over({"a": 70.0}, known, ["a"]) == []
+    assert over({"a": 59.0}, known) == []
+    assert over({"a": 70.0}, known, slower=2) == []
+
+
+def test_a_few_tests_alone_are_not_judged():
+    assert list(balance.over_budget({"first": 100.0}, {}, ())) == []
+
+
+def test_times_of_files_that_were_not_run_stay(monkeypatch, tmp_path):
+    monkeypatch.setattr(balance, "DURATIONS", tmp_path / "durations.json")
+    balance.DURATIONS.write_text('{"a.py::gone": 3.0, "b.py::kept": 4.0}')
+    clock = balance.Clock(SimpleNamespace(getoption=lambda _: True))
+    for name, seconds in [("a.py::one[x@y]@group", 2.0), ("a.py::one[x@y]", 1.0)]:
+        clock.pytest_runtest_logreport(SimpleNamespace(nodeid=name, duration=seconds))
+    session = SimpleNamespace(exitstatus=None)
+    clock.pytest_sessionfinish(session, 1)  # a run with a failure measures nothing
+    assert balance.durations() == {"a.py::gone": 3.0, "b.py::kept": 4.0}
+    clock.pytest_sessionfinish(session, 0)
+    assert balance.durations() == {"a.py::one[x@y]": 3.0, "b.py::kept": 4.0}
 
 
 def test_each_reason_is_for_a_test_that_there_is():

@@ -583,7 +583,7 @@ def _paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), junk)
 def test_junk_anywhere_is_a_config_error(data: st.DataObject, value: Any) -> None:
     tree = parse(INTERFACE.read_text()).data

@@ -821,7 +821,7 @@ JSONS = st.recursive(
 WHOLE = wrapped([field_of("id", "int64"), field_of("v", "string")], {"id": 1, "v": "a"})[0].encode()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     values=st.lists(
         JSONS.map(lambda v: json.dumps(v).encode()) | st.binary(max_size=30), max_size=5
@@ -839,7 +839,7 @@ def test_no_record_raises(values: list[bytes], flattened: bool | None) -> None:
     DebeziumFormat(flattened=flattened).key_columns(keyed)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, len(WHOLE) - 1), st.binary(max_size=3), st.integers(0, 3))
 def test_damaged_events_do_not_raise(at: int, put: bytes, cut: int) -> None:
     damaged = WHOLE[:at] + put + WHOLE[at + cut :]

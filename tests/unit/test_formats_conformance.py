@@ -58,7 +58,7 @@ def test_null_values(name: str) -> None:
 
 @formats
 @pytest.mark.parametrize("rule", ["evolve", "freeze", "ignore"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(values=st.lists(st.none() | st.binary(max_size=60), max_size=6))
 def test_arbitrary_bytes_never_raise(name: str, rule: Rule, values: list[bytes | None]) -> None:
     out = decode(made(name), values, rule)

@@ -33,7 +33,7 @@ def shop(topic="page_events", low=0, high=10, seed=0, rate=None, malformed=0.0):
 # ── records ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     topic=st.sampled_from(TOPICS),
     base=st.sampled_from([0, 4090, 8192, 10**6, 10**9]),

@@ -160,7 +160,7 @@ VALUES = st.tuples(
 KINDS = [pa.int64(), pa.string(), pa.decimal128(12, 2), pa.binary()]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(VALUES, min_size=1, max_size=30))
 def test_equal_hashes_are_equal_keys(rows):
     columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(KINDS)]

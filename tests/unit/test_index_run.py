@@ -80,7 +80,6 @@ WORDS = st.integers(0, 3) | st.sampled_from([2**64 - 1, 2**63])
 PAIRS = st.tuples(WORDS, WORDS)
 
 
-@settings(deadline=None)
 @given(st.lists(PAIRS, max_size=20, unique=True), st.lists(PAIRS, min_size=1, max_size=20))
 def test_find_is_a_dictionary(tmp_path_factory, there, asked):
     path = tmp_path_factory.getbasetemp() / "find.run"
@@ -176,7 +175,7 @@ def test_a_foreign_file(tmp_path, content):
         read(tmp_path / "a.run")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6))
 def test_a_cut_file(tmp_path_factory, length):
     path = tmp_path_factory.getbasetemp() / "cut.run"
@@ -187,7 +186,7 @@ def test_a_cut_file(tmp_path_factory, length):
         read(path)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 255))
 def test_a_changed_byte_never_changes_an_answer(tmp_path_factory, at, flip):
     path = tmp_path_factory.getbasetemp() / "flip.run"

@@ -23,14 +23,13 @@ def compared(lefts, rights, kind=None):
     return one.compare(two).tolist()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(SHORT, SHORT), min_size=1, max_size=20))
 def test_any_bytes(pairs):
     lefts, rights = zip(*pairs, strict=True)
     assert compared(lefts, rights) == [expected(*pair) for pair in pairs]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(LOG, LOG), min_size=1, max_size=20))
 def test_one_width(pairs):
     lefts, rights = zip(*pairs, strict=True)

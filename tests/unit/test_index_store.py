@@ -150,7 +150,7 @@ def test_a_death_right_after_the_manifest_of_a_confirmation(tmp_path):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(STEP, max_size=25))
 def test_any_history_is_a_dictionary(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("store")
@@ -496,7 +496,7 @@ def test_leftovers_are_swept(tmp_path):
 CHANGES = st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 100), max_size=4)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(CHANGES)
 def test_lists_are_what_was_added_and_not_removed(tmp_path_factory, changes):
     with pytest.MonkeyPatch.context() as patch:

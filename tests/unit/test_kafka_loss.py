@@ -296,7 +296,7 @@ def logs(draw):
     return Log(ids, earliest, latest)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(POSITIONS, IDS, logs())
 def test_whoever_goes_on_where_he_is_told_has_lost_nothing_more(reached, known_ids, seen):
     """`resume` and `stream_ids` take the place of a hurt stream's own; then all is well."""
@@ -309,7 +309,7 @@ def test_whoever_goes_on_where_he_is_told_has_lost_nothing_more(reached, known_i
     assert losses(after, ids, seen) == Losses()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(POSITIONS, IDS, logs())
 def test_a_loss_is_told_once_and_only_of_what_we_reached(reached, known_ids, seen):
     lost = losses(reached, known_ids, seen).lost

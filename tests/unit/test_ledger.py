@@ -72,7 +72,7 @@ def test_a_table_that_is_behind_its_own_list_starts_anew(tmp_path):
     assert restore(str(tmp_path), name, 5).splits == splits(5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.data())
 def test_any_chain_gives_the_prefix(tmp_path_factory, steps, data):
     location = str(tmp_path_factory.getbasetemp())
@@ -86,7 +86,6 @@ def test_any_chain_gives_the_prefix(tmp_path_factory, steps, data):
         restore(location, name, wrong)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
 def test_digests_tell_prefixes(one, two):
     left, right = Ledger(_named(one)), Ledger(_named(two))

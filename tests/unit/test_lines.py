@@ -59,7 +59,7 @@ TEXT = st.builds(
 ).filter(len)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     text=TEXT,
     split=st.integers(1, 40),

@@ -55,13 +55,13 @@ def marker(**facts):
     return Marker(**{**known, **facts})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(MARKERS)
 def test_json_gives_the_same_marker_back(one):
     assert Marker.from_json(one.to_json()) == one
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(MARKERS)
 def test_equal_markers_are_equal_text(one):
     """Order of dictionaries must not show: people compare properties."""
@@ -124,7 +124,7 @@ def test_summary_holds_only_the_partitions_that_moved():
     assert notes["icestream.generation"] == "3"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(MARKERS, POSITIONS)
 def test_before_and_summary_give_the_positions(one, before):
     """What the summary leaves out is what did not move."""
@@ -135,7 +135,7 @@ def test_before_and_summary_give_the_positions(one, before):
             assert at == (before[stream][number] if changed is None else changed)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(MARKERS)
 def test_a_summary_is_text(one):
     """Iceberg's summary holds strings only, and never the word None."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.errors import InternalError
@@ -35,7 +35,6 @@ def histories(draw):
     return sources, outputs, later
 
 
-@settings(deadline=None)
 @given(histories())
 def test_every_row_is_found_where_it_went(history):
     sources, outputs, later = history

@@ -75,7 +75,7 @@ def physical(array):
 @pytest.mark.parametrize(
     "kind, name, values", CASES, ids=[f"{name}-{kind}" for kind, name, _ in CASES]
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_columns_agree_with_scalars(kind, name, values, data):
     drawn = data.draw(st.lists(st.none() | values, max_size=8))

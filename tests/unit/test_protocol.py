@@ -455,7 +455,7 @@ POSITIONS = st.dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(POSITIONS, max_size=4))
 def test_nearest_and_furthest_per_partition(several):
     for combine, choose in ((nearest, min), (furthest, max)):

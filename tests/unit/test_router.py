@@ -102,7 +102,7 @@ RULES = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(topic=st.from_regex(r"[ab_]{1,2}([.-][ab]{1,2}){0,2}", fullmatch=True))
 @pytest.mark.parametrize("name", RULES)
 def test_a_restart_finds_every_table_that_a_topic_made(name, topic):

@@ -53,7 +53,7 @@ def tables(draw: st.DrawFn) -> tuple[list[pa.Array], list[tuple[Any, ...]]]:
     return columns, [tuple(rank(value) for value in row) for row in rows]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(tables(), st.integers(0, 3))
 def test_bytes_compare_as_rows_do(
     table: tuple[list[pa.Array], list[tuple[Any, ...]]], cut: int
@@ -69,7 +69,7 @@ def test_bytes_compare_as_rows_do(
             assert (keys[i] == keys[j]) == (left == right)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(-(10**38) + 1, 10**38 - 1), min_size=1, max_size=8))
 def test_the_widest_decimals(digits: list[int]) -> None:
     column = pa.array([Decimal(n) for n in sorted(digits)], pa.decimal256(40, 0))

@@ -336,7 +336,7 @@ ROWS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     spec=SPECS,
     order=ORDERS,

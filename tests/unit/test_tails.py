@@ -259,7 +259,7 @@ BYTES = b'0123456789abnu{}[]",:\\ -.\x00\xc3'
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from([insert, delete]), min_size=1, max_size=6),
     st.lists(

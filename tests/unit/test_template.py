@@ -191,7 +191,7 @@ ROWS = st.dictionaries(st.sampled_from([*KINDS, "extra"]), SCALARS, max_size=5)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(ROWS, st.booleans(), st.booleans()), min_size=1, max_size=12))
 def test_any_objects_are_read_as_the_parser_reads_them(made):
     rows = [
@@ -205,7 +205,7 @@ def test_any_objects_are_read_as_the_parser_reads_them(made):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
     st.lists(st.tuples(st.integers(0, 60), st.binary(min_size=1, max_size=2)), max_size=4),

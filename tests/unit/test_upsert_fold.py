@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT
@@ -181,7 +181,6 @@ EVENTS = st.lists(
 HELD = st.dictionaries(st.integers(0, 3), st.integers(0, 6), max_size=3)
 
 
-@settings(deadline=None)
 @given(EVENTS, HELD, HELD)
 def test_it_is_what_one_change_after_the_other_would_do(events, held, deleted):
     deleted = {key: at for key, at in deleted.items() if key not in held}

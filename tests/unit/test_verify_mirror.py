@@ -478,7 +478,7 @@ def place(at, event):
     return b"" if event[1] is None else struct.pack(">Q", 100 + max(at - event[1], 0))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(EVENT, max_size=14), st.booleans(), st.integers(0, 2**32))
 def test_any_history_and_any_damage(events, logged, seed):
     # A log has a place for all of its records, or there is none.
