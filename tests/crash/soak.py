@@ -104,16 +104,21 @@ def proof(world: World) -> dict[str, Any]:
     }
 
 
-def part(world: World, seconds: float, warm: float) -> tuple[list[float], list[dict[str, Any]]]:
-    """Run for a while; → seconds from a record's birth until it could be read, and samples."""
+def part(
+    world: World, seconds: float, warm: float, commits: int = 0
+) -> tuple[list[float], list[dict[str, Any]]]:
+    """Run for a while and some commits; → seconds from a record's birth to its commit, samples."""
     driver = world.start()
     driver.wait_for_commits()
     driver.wait(lambda _: False, warm)
     skipped = len(list(latencies(driver)))
     samples = []
     end = time.monotonic() + seconds
-    while time.monotonic() < end and driver.ended is None:
-        driver.wait(lambda _: False, min(SAMPLE_SECONDS, end - time.monotonic()))
+    while driver.ended is None:
+        left = end - time.monotonic()
+        if left <= 0 and len(list(latencies(driver))) >= commits:
+            break
+        driver.wait(lambda _: False, min(SAMPLE_SECONDS, left) if left > 0 else SAMPLE_SECONDS)
         opened = catalog_for(world.config.catalog).open()
         samples.append({name: sampled(opened.load_table(name)) for name in TABLES})
         with (world.folder / "samples.jsonl").open("a") as kept:

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 def test_maintenance_beside_a_commit_every_second(tmp_path):
     with soaked(tmp_path, keys=5_000) as world:
         world.configure(MAINTENANCE)
-        _, samples = part(world, seconds=15, warm=3)
+        _, samples = part(world, seconds=15, warm=3, commits=15 * len(TABLES))
         world.feeder.stop()
         facts = proof(world)
         rewritten = {each["table"] for driver in world.drivers for each in rewrites(driver)}
