@@ -158,7 +158,8 @@ class Shop:
 
 def _create_topics(bootstrap: str) -> None:
     topics = [NewTopic(name, _PARTITIONS, 1) for name in TOPICS]
-    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+    # Failures come as exceptions; at its end librdkafka may print what it had not handed over yet.
+    with AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}) as admin:
         made = admin.create_topics(topics, operation_timeout=_PATIENCE_SECONDS)
         for done in made.values():
             done.result(_PATIENCE_SECONDS)
