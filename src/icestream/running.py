@@ -23,6 +23,7 @@ from icestream.landing import describe
 from icestream.maintain.beside import Maintenance
 from icestream.mirrors import Mirrors
 from icestream.observe.events import Bus, RunFailed, RunStopped
+from icestream.patience import passes
 from icestream.pipeline import Pipeline
 from icestream.sources import Query, Source, source_for
 from icestream.spark.ended import exit_code, folder_deleted, spark_ended
@@ -146,8 +147,13 @@ class Run:
 
     def reason(self, failure: BaseException) -> IcestreamError | None:
         """What is behind a failure, if we can tell."""
+        if isinstance(failure, IcestreamError) and not passes(failure):
+            return failure
         if deleted := folder_deleted(self.config):
-            return deleted
+            # A refusal counts for more: whoever starts the run again would take over from the
+            # one that has fenced it.
+            refused = self.pipeline.diagnose()
+            return refused if refused and not passes(refused) else deleted
         if isinstance(failure, IcestreamError):
             return failure
         full = disk.refused(failure, Path(self.config.state_location))
@@ -290,6 +296,7 @@ def _drain(run: Run, ends: bool) -> None:
         else:
             run.query.processAllAvailable()
     except BaseException as failure:
-        run.failure = run.failure or failure
+        if not run.refused:  # else it is the batch that the stop has sent away
+            run.failure = run.failure or failure
     else:
         run.drained.set()

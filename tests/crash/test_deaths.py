@@ -43,8 +43,9 @@ def test_a_dead_jvm_ends_the_run_with_75(folder):
 def test_a_state_folder_that_is_deleted_under_a_run_is_named(folder):
     fill(folder, "a.jsonl", RECORDS)
     with started(folder, "run") as process:
-        commits(process, 1)
-        shutil.rmtree(folder / ".icestream")
+        commits(process, 3)
+        (folder / ".icestream").rename(folder / "deleted")  # at once: a run may be writing there
+        shutil.rmtree(folder / "deleted")
         fill(folder, "b.jsonl", RECORDS, first=RECORDS)
         _, log = process.communicate(timeout=120)
     assert process.returncode == 75, log

@@ -36,10 +36,12 @@ def test_kill_9_and_a_lost_state_folder_change_nothing(folder):
     assert aside.num_rows == len(set(aside.column("offset").to_pylist())) == 100
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_at_a_commit_with_exit_0(folder, kind):
+@pytest.mark.parametrize(
+    "kind, arguments", [(signal.SIGINT, ["run"]), (signal.SIGTERM, ["run", "--once"])]
+)
+def test_a_signal_stops_at_a_commit_with_exit_0(folder, kind, arguments):
     fill(folder, "a.jsonl", 50_000)
-    with started(folder, "run") as process:
+    with started(folder, *arguments) as process:
         commits(process, 1)
         process.send_signal(kind)
         _, log = process.communicate(timeout=120)

@@ -315,8 +315,11 @@ def test_a_batch_at_every_step(world, layout):
     ],
     indirect=["scope"],
 )
-def test_any_schedule(world, seed, monkeypatch):
-    monkeypatch.setattr(landing, "_pause", lambda attempt: None)
+def test_any_schedule(world, seed, monkeypatch, pytestconfig):
+    rounds = 10
+    if not pytestconfig.getoption("--long"):
+        rounds = ROUNDS
+        monkeypatch.setattr(landing, "_pause", lambda attempt: None)
     chance = random.Random(seed)
     layout = [SMALL, {"partition_by": ["region"]}, {"sort_by": ["value"]}][seed % 3]
     one = world(**layout)
@@ -329,7 +332,7 @@ def test_any_schedule(world, seed, monkeypatch):
             changes.append(gone(key) if chance.random() < 0.3 else row(key, _value(chance), region))
         one.put(*changes)
 
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for _ in range(chance.randint(1, 3)):
             batch()
         for hooks in (one.staged, one.entering, one.committing):

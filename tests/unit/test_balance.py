@@ -15,7 +15,7 @@ def test_the_longest_come_first_and_a_group_stays_together(monkeypatch):
     monkeypatch.setattr(balance, "durations", lambda: known)
     items = [item("new"), item("a"), item("g1", "g"), item("b"), item("g2", "g")]
     ordered = [each.nodeid for each in balance.longest_first(items)]
-    assert ordered == ["g1", "g2", "b", "a", "new"]
+    assert ordered == ["new", "g1", "g2", "b", "a"]
 
 
 OTHERS = {f"other {n}": 5.0 for n in range(balance.ENOUGH)}
@@ -30,6 +30,7 @@ def over(measured, known=(), allowed=(), slower=1.0):
 def test_what_costs_too_much_is_named():
     assert over({"a": 31.0, "b": 29.0}) == ["a"]
     assert over({"a": 31.0}, allowed=["a"]) == []
+    assert over({"a[x-1]": 31.0, "a[y-1]": 31.0, "b[x]": 31.0}, allowed=["a", "b[y]"]) == ["b[x]"]
     assert over({"a": 1.0}, {"a": 31.0}) == ["a"]
 
 
@@ -43,8 +44,11 @@ def test_what_became_slow_is_named_though_it_was_written_down_as_quick():
     known = {"a": 10.0}
     assert over({"a": 70.0}, known) == ["a"]
     assert over({"a": 70.0}, known, ["a"]) == []
-    assert over({"a": 59.0}, known) == []
+    assert over({"a": 39.0}, known) == []
+    assert over({"a": 41.0}, known) == ["a"]
     assert over({"a": 70.0}, known, slower=2) == []
+    assert over({"a": 59.0}, {"a": 29.0}) == []
+    assert over({"a": 31.0}, {"a": 1.0}) == ["a"]
 
 
 def test_a_few_tests_alone_are_not_judged():

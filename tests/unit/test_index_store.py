@@ -142,6 +142,7 @@ def test_a_death_right_after_the_manifest_of_a_confirmation(tmp_path):
     note.write_bytes(kept)
     again = opened(tmp_path)
     assert again.pending() is None
+    assert not note.exists()
     again.abandon("c2")
     note.write_bytes(kept)
     again.advance({}, {}, (), 3, 3, None)  # somebody else's snapshot

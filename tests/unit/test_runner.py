@@ -8,10 +8,11 @@ import pytest
 
 from icestream import running
 from icestream.config.model import Pipeline as Config
-from icestream.errors import ConfigError, Fenced, GaveUp, SparkEnded
+from icestream.errors import ConfigError, Fenced, GaveUp, SparkEnded, Unreachable
 from icestream.observe.events import Bus
 from icestream.runner import _refuse_conflicts, stop_signals
-from icestream.running import Run, StopRequested
+from icestream.running import Run, StopRequested, _drain
+from icestream.spark import ended
 
 
 class Pipeline:
@@ -64,6 +65,66 @@ def test_a_batch_that_is_sent_away_while_the_run_ends_is_no_failure():
     run.end()
     assert run.failure is None
     assert run.pipeline.batches == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_stop_of_once_that_meets_a_batch_is_no_failure(ends):
+    class Query:
+        """Waiting for its end raises what ended it, as Spark's does and ours."""
+
+        isActive = False  # noqa: N815
+
+        def awaitTermination(self):  # noqa: N802
+            run.handle(None, 2)
+
+        processAllAvailable = awaitTermination  # noqa: N815
+
+        def exception(self):
+            return StopRequested()
+
+        def stop(self):
+            pass
+
+    run = Run(None, Closing(), Closing(), stopping=True)
+    run.query = Query()
+    _drain(run, ends)
+    run.end()
+    assert run.failure is None
+    assert not run.drained.is_set()
+    assert run.pipeline.batches == []
+
+
+def test_what_ends_a_stream_of_once_is_its_failure():
+    class Query:
+        def awaitTermination(self):  # noqa: N802
+            raise ValueError("gone")
+
+    run = Run(None, Closing(), Closing())
+    run.query = Query()
+    _drain(run, ends=True)
+    assert str(run.failure) == "gone"
+
+
+@pytest.mark.parametrize(
+    "failure, diagnosis, told",
+    [
+        (ValueError("no such file"), None, SparkEnded),
+        (Unreachable("the scratch is gone"), None, SparkEnded),
+        (Unreachable("the scratch is gone"), Unreachable("a broker"), SparkEnded),
+        (Unreachable("the scratch is gone"), Fenced("somebody else took over"), Fenced),
+        (Fenced("somebody else took over"), None, Fenced),
+    ],
+)
+def test_a_deleted_state_folder_does_not_hide_who_took_over(
+    tmp_path, monkeypatch, failure, diagnosis, told
+):
+    class Deleted(Closing):
+        def diagnose(self):
+            return diagnosis
+
+    monkeypatch.setattr(ended, "scratch", tmp_path / "deleted")
+    run = Run(config("p", state_location=str(tmp_path)), Deleted(), Closing())
+    assert type(run.reason(failure)) is told
 
 
 def test_a_failure_is_kept_whole(tmp_path):

@@ -263,6 +263,8 @@ def open_store(
             mine = manifest.following(owner=uuid.uuid4().hex)
             publish(folder, mine)
             store = Store(folder, mine, clock)
+            if store.pending() is None:  # or the note is of a commit that is in
+                (folder / _PENDING).unlink(missing_ok=True)
             for run in _all_runs(store):
                 if check:
                     run.verify()

@@ -1,6 +1,5 @@
 """How Spark's Java process ended: its exit code, and in words what to do about it."""
 
-import os
 import re
 import signal
 from contextlib import suppress
@@ -16,6 +15,7 @@ MEMORY = "1g"  # `spark.driver.memory` of who sets none
 # A JVM without heap has failed somewhere, and who noticed is luck: it ends at once and says so.
 FLAG = "-XX:+ExitOnOutOfMemoryError"
 _BY_FLAG, _BY_SPARK = 3, 52  # codes of an end for want of memory, in a task by Spark itself
+scratch: Path | None = None  # of the session that this process started, where Spark has its files
 _CRASHED = (signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSEGV)
 
 
@@ -56,11 +56,11 @@ def spark_ended(config: Config, code: int | None) -> SparkEnded:
 
 def folder_deleted(config: Config) -> SparkEnded | None:
     """The error for Spark's own files, if somebody has deleted them: only a new process has new."""
-    if Path(os.environ.get("SPARK_LOCAL_DIRS", "")).is_dir():
+    if scratch is None or scratch.is_dir():
         return None
     return SparkEnded(
         f"pipeline `{config.name}`: its state folder was deleted while it ran",
-        where=config.state_location,
+        where=str(scratch),
         hint="Spark had files there: start it again; nothing is lost",
     )
 

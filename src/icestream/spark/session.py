@@ -108,6 +108,7 @@ def start(
         # Workers on this machine need what is installed here, whatever the shell says.
         os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", sys.executable)
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)
+    ended.scratch = scratch.absolute()
     gateway = SparkContext._gateway or _launch(conf, logs)
     context = SparkContext(
         gateway=gateway, conf=SparkConf(_jvm=gateway.jvm).setAll(list(conf.items()))
