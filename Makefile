@@ -64,6 +64,7 @@ BALANCED = $(BIN)/pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorde
 test: install  ## Lint, then all tests but those marked `long`: what CI runs (TESTS=tests/spark)
 	@$(call stage,lint,$(MAKE) lint)
 	$(if $(UNIT),@$(call stage,unit tests,$(PYTEST) --dist worksteal --exitfirst $(UNIT)))
+	$(if $(SERVERS),@$(call stage,jars of servers,$(BIN)/python tests/fetch.py))
 	$(if $(SERVERS),@$(call stage,tests with Spark and real servers,$(BALANCED) $(SERVERS)))
 
 .PHONY: test-long

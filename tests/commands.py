@@ -17,14 +17,20 @@ import icestream
 from icestream.failpoints import VARIABLE
 
 COMMAND = [sys.executable, "-m", "icestream.cli.main"]
-CONFIG = """
+# Tests start many JVMs and keep none for long: the quick compiler and the simple collector win, and
+# classes are not verified again each time.
+QUICK_JAVA = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+CONFIG = f"""
 name: p
 maintenance: false
-source: {type: files, path: ./in, pattern: '*.jsonl', max_records_per_commit: 20000}
+source: {{type: files, path: ./in, pattern: '*.jsonl', max_records_per_commit: 20000}}
 commit_interval: 1s
 tables:
-  - {name: shop.events}
-spark: {spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+  - {{name: shop.events}}
+spark: {{spark.driver.extraJavaOptions: "{QUICK_JAVA}"}}
 """
 
 

@@ -27,8 +27,6 @@ pytest_plugins = [
     "balance", "commands", "servers", "feeds", "rest_server", "databases", "connect"
 ]  # fmt: skip
 
-# Tests start many JVMs and keep none for long: the quick compiler and the simple collector win.
-QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 SETTLE_SECONDS = 0.02  # files come whole (Lake.put), and need no second to be known as such
 POLL_SECONDS = 0.02  # between two looks at a run, which itself does not wait for them
 STATE = pytest.StashKey[Path]()  # of the Spark session, once there is one
@@ -36,10 +34,12 @@ STATE = pytest.StashKey[Path]()  # of the Spark session, once there is one
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Any]:
+    from commands import QUICK_JAVA
     from icestream.spark import session
 
     state = pytestconfig.stash[STATE] = tmp_path_factory.mktemp("spark")
-    settings = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", **QUICK_START}
+    settings = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
+    settings["spark.driver.extraJavaOptions"] = QUICK_JAVA
     if "COVERAGE_RUN" in os.environ:  # Spark kills its workers, and with them what they measured
         settings["spark.python.worker.reuse"] = "false"
     started = session.start("tests", state, settings, ["kafka"])

@@ -131,8 +131,11 @@ class Run:
 
     def _without_spark(self) -> SparkEnded:
         """The JVM is gone: nothing can be asked or stopped there any more."""
-        self.query = None
+        query, self.query = self.query, None
         self.failure = ended = spark_ended(self.config, exit_code(_DEATH_SECONDS))
+        if query is not None:
+            with suppress(Py4JError, OSError):  # one of ours has a thread here
+                query.stop()
         return ended
 
     def _explained(self, failure: BaseException) -> IcestreamError:
@@ -149,11 +152,16 @@ class Run:
         """What is behind a failure, if we can tell."""
         if isinstance(failure, IcestreamError) and not passes(failure):
             return failure
-        if deleted := folder_deleted(self.config):
-            # A refusal counts for more: whoever starts the run again would take over from the
-            # one that has fenced it.
+        deleted = folder_deleted(self.config)
+        scratch = self.pipeline.scratch
+        if deleted or (scratch and not scratch.is_dir()):
+            # Deleted by hand, or by a run that has fenced this one. A refusal counts for more:
+            # whoever starts the run again would take over from the one that has fenced it.
             refused = self.pipeline.diagnose()
-            return refused if refused and not passes(refused) else deleted
+            if refused and not passes(refused):
+                return refused
+        if deleted:
+            return deleted
         if isinstance(failure, IcestreamError):
             return failure
         full = disk.refused(failure, Path(self.config.state_location))
@@ -296,7 +304,7 @@ def _drain(run: Run, ends: bool) -> None:
         else:
             run.query.processAllAvailable()
     except BaseException as failure:
-        if not run.refused:  # else it is the batch that the stop has sent away
+        if not run.stopping:  # else `end` asks the stream itself
             run.failure = run.failure or failure
     else:
         run.drained.set()

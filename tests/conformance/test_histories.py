@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from conformance.stand import Stand
@@ -29,7 +29,22 @@ CHANGE = st.fixed_dictionaries(
     }
 )
 BETWEEN = st.sampled_from(["", "", "", "restart", "lose index", "compact", "stranger"])
-HISTORY = st.lists(st.tuples(st.lists(CHANGE, min_size=1, max_size=12), BETWEEN), max_size=6)
+BATCH = st.lists(CHANGE, min_size=1, max_size=12)
+HISTORY = st.lists(st.tuples(BATCH, BETWEEN), min_size=2, max_size=6)
+
+
+def changed(key: int, op: str, value: int, at: int) -> dict[str, Any]:
+    return {"id": key, "region": REGIONS[key % 3], "value": value, "op": op, "at": at}
+
+
+# Each of what may come between two batches, and keys that are old, new, deleted or late after it.
+EVERYTHING = [
+    ([changed(key, "I", key % 3, 1) for key in range(6)], "restart"),
+    ([changed(0, "U", 5, 2), changed(1, "D", 0, 3), changed(6, "I", 1, 2)], "compact"),
+    ([changed(1, "U", 4, 2), changed(2, "U", 3, 4), changed(0, "U", 1, 5)], "lose index"),
+    ([changed(1, "I", 2, 6), changed(3, "D", 0, 7), changed(7, "I", 1, 6)], "stranger"),
+    ([changed(6, "U", 2, 3), changed(3, "U", 2, 6), changed(5, "U", 0, 8)], ""),
+]
 
 
 def apply(rows: dict[int, Any], seen: dict[int, int], changes: list[dict[str, Any]]) -> None:
@@ -86,11 +101,12 @@ def found(one: Stand) -> dict[int, Any]:
     "layout", [{}, {"partition_by": ["region"]}, {"sort_by": ["value"]}], ids=str
 )
 @settings(
-    max_examples=settings.default.max_examples // 25,
+    max_examples=settings.default.max_examples // 33,  # and the one below
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+@example(history=EVERYTHING)
 @given(history=HISTORY)
 def test_a_mirror_is_what_one_change_after_the_other_makes(spark, layout, history):
     folder = Path(tempfile.mkdtemp())

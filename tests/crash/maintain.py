@@ -18,12 +18,13 @@ ALL = "older_than => TIMESTAMP '2999-01-01', retain_last => 5"
 
 
 def main(file: str) -> None:
-    catalog = catalog_for(load(file).pipeline.catalog)
+    config = load(file).pipeline
+    catalog = catalog_for(config.catalog)
     settings = {
         **spark_conf(catalog),
+        **config.spark,
         "spark.master": "local[1]",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     spark = session.start("maintenance", Path(file).parent / "maintenance", settings)
     while True:

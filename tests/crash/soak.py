@@ -78,9 +78,9 @@ def soak(folder: Path, minutes: float, keys: int) -> dict[str, Any]:
 
 
 @contextmanager
-def soaked(folder: Path, keys: int) -> Iterator[World]:
+def soaked(folder: Path, keys: int, spark: str = "{}") -> Iterator[World]:
     """A world with two tables of events and a mirror of so many rows."""
-    world = World(folder, "local", PER_SECOND, keys, width=WIDTH, everyone=True, spark="{}")
+    world = World(folder, "local", PER_SECOND, keys, width=WIDTH, everyone=True, spark=spark)
     with world.alive():
         yield world
 

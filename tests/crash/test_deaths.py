@@ -28,9 +28,10 @@ def finish(folder: Path) -> None:
 
 
 def test_a_dead_jvm_ends_the_run_with_75(folder):
+    """Nothing new comes: no batch fails, so somebody must look (in a batch: test_out_of_memory)."""
     fill(folder, "a.jsonl", RECORDS)
-    with started(folder, "run", "--once") as process:
-        commits(process, 1)
+    with started(folder, "run") as process:
+        commits(process, 3)
         [jvm] = [each for each in children_of(process.pid) if name_of(each) == "java"]
         os.kill(jvm, signal.SIGKILL)
         _, log = process.communicate(timeout=120)
@@ -49,7 +50,7 @@ def test_a_state_folder_that_is_deleted_under_a_run_is_named(folder):
         fill(folder, "b.jsonl", RECORDS, first=RECORDS)
         _, log = process.communicate(timeout=120)
     assert process.returncode == 75, log
-    assert "its state folder was deleted while it ran" in log
+    assert "the folder of Spark's files was deleted while it ran" in log
     finish(folder)
     assert each_once(folder, 2 * RECORDS)
 

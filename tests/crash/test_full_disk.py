@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import commands
-from commands import COMMAND, commits, started
+from commands import COMMAND, QUICK_JAVA, commits, started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -28,7 +28,7 @@ source: {{type: files, path: ./in, pattern: '*.jsonl', max_records_per_commit: 2
 commit_interval: 1s
 tables:
   - {{name: shop.events}}
-spark: {{spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}}
+spark: {{spark.driver.extraJavaOptions: "{java}"}}
 """
 SIZE = 24 << 20
 READ = """
@@ -47,7 +47,7 @@ class SmallDisk:
     seen_from_here: Path
 
     def configure(self, warehouse: str = "./warehouse", state: str = "./.icestream") -> None:
-        text = CONFIG.format(warehouse=warehouse, state=state)
+        text = CONFIG.format(warehouse=warehouse, state=state, java=QUICK_JAVA)
         (self.folder / "icestream.yml").write_text(text)
 
     def fill(self, leave: int) -> None:

@@ -5,16 +5,18 @@ import sys
 
 import pytest
 
+from commands import QUICK_JAVA
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-CONFIG = """
+CONFIG = f"""
 name: p
-source: {type: generator}
+source: {{type: generator}}
 tables:
-  - {name: shop.events}
+  - {{name: shop.events}}
 spark:
   spark.driver.memory: 600m
-  spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+  spark.driver.extraJavaOptions: "{QUICK_JAVA}"
 """
 PROGRAM = """
 import sys

@@ -3,12 +3,13 @@
 import pytest
 
 from crash.soak import MAINTENANCE, TABLES, part, proof, rewrites, soaked
+from crash.world import BRIEF
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_maintenance_beside_a_commit_every_second(tmp_path):
-    with soaked(tmp_path, keys=5_000) as world:
+    with soaked(tmp_path, keys=5_000, spark=BRIEF) as world:
         world.configure(MAINTENANCE)
         _, samples = part(world, seconds=15, warm=3, commits=15 * len(TABLES))
         world.feeder.stop()

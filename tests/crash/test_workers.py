@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import icestream
-from commands import children_of, fill, rows, started
+from commands import QUICK_JAVA, children_of, fill, rows, started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -32,7 +32,7 @@ tables:
       write.target-file-size-bytes: "1048576"
 spark:
   spark.master: {master}
-  spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+  spark.driver.extraJavaOptions: "{java}"
 """
 
 
@@ -41,7 +41,7 @@ spark:
     [("'local[2,3]'", 0), pytest.param("local[2]", 1, marks=pytest.mark.long)],
 )
 def test_a_killed_worker_costs_a_try_and_no_row(folder, master, restarts):
-    (folder / "icestream.yml").write_text(CONFIG.format(master=master))
+    (folder / "icestream.yml").write_text(CONFIG.format(master=master, java=QUICK_JAVA))
     fill(folder, "a.jsonl", RECORDS)
     with started(folder, "run", "--once", failpoints="mid-write:stop:1:1") as process:
         log: list[str] = []

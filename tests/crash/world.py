@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from badproxy import BadProxy
-from commands import COMMAND, children_of
+from commands import COMMAND, QUICK_JAVA, children_of
 from crash import people
 from icestream.broker import Broker
 from icestream.config.load import load
@@ -53,7 +53,7 @@ tables:
 spark: {spark}
 """
 # Of JVMs that do not live long.
-BRIEF = '{spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}'
+BRIEF = f'{{spark.driver.extraJavaOptions: "{QUICK_JAVA}"}}'
 # Iceberg's own client shall not wait longer than the campaign.
 CLIENT = "{rest.client.connection-timeout-ms: '5000', rest.client.socket-timeout-ms: '5000'}"
 

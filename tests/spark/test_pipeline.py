@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 
-from icestream import errors
+from icestream import errors, portions
 from icestream.observe.events import SchemaEvolved, TableCommitted, TopicUnrouted
 
 pytestmark = pytest.mark.spark
@@ -315,9 +315,11 @@ def test_several_pipelines_run_side_by_side(lake, tmp_path_factory):
     for number, each in enumerate((lake, other)):
         each.configure(FILES.replace("name: p", f"name: p{number}"))
         each.put("a.jsonl", {"id": number})
+    most = lake.spark.conf.get(portions.MOST)
     run_on(lake.spark, [load(each.file).pipeline for each in (lake, other)], Bus(), once=True)
     assert lake.values("shop.events", "id") == [(0,)]
     assert other.values("shop.events", "id") == [(1,)]
+    assert lake.spark.conf.get(portions.MOST) == most  # each batch sets it, in its own session
 
 
 def test_an_awkward_folder_name(lake):

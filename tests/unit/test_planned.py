@@ -125,10 +125,22 @@ def test_a_stop_waits_for_the_batch_under_way(tmp_path):
     assert begun.wait(30)
     stopping = threading.Thread(target=query.stop)
     stopping.start()
+    stopping.join(0.2)
+    assert stopping.is_alive()
     assert query.isActive
     go_on.set()
     stopping.join(30)
     assert done == [0]
+
+
+def test_a_context_that_spark_has_stopped_is_no_stream_that_waits(tmp_path):
+    spark = Alive()
+    query = PlannedStream(spark, Counting).start("p", print, tmp_path / "checkpoint", 0.0)
+    query.processAllAvailable()
+    spark.sparkContext._jsc.sc = lambda: SimpleNamespace(isStopped=lambda: True)
+    with pytest.raises(ConnectionError, match="context"):
+        query.isActive  # noqa: B018
+    query.stop()
 
 
 def test_a_log_whose_folder_was_deleted_says_so(tmp_path):

@@ -73,8 +73,12 @@ class PlannedQuery:
 
     @property
     def isActive(self) -> bool:  # noqa: N802 (Spark's names)
-        """Whether batches still come; raises what py4j raises when the JVM is gone."""
-        self._stream.spark.sparkContext._jsc.sc().isStopped()
+        """Whether batches still come; raises what py4j raises when the JVM is gone.
+
+        A source that has nothing new asks Java nothing: this is how a death is noticed then.
+        """
+        if self._stream.spark.sparkContext._jsc.sc().isStopped():
+            raise ConnectionError("Spark has stopped its context")
         return self._thread.is_alive()
 
     def exception(self) -> BaseException | None:

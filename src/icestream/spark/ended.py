@@ -59,9 +59,9 @@ def folder_deleted(config: Config) -> SparkEnded | None:
     if scratch is None or scratch.is_dir():
         return None
     return SparkEnded(
-        f"pipeline `{config.name}`: its state folder was deleted while it ran",
+        f"pipeline `{config.name}`: the folder of Spark's files was deleted while it ran",
         where=str(scratch),
-        hint="Spark had files there: start it again; nothing is lost",
+        hint="was the state folder deleted? start it again; nothing is lost",
     )
 
 
