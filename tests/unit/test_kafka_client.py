@@ -4,12 +4,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import OFFSET_INVALID, KafkaError
 
 from icestream.errors import ConfigError, Unreachable
 from icestream.sources.kafka import client
@@ -385,3 +387,37 @@ def test_nothing_is_asked_for_nothing() -> None:
     assert list(cluster.sample({}, 5)) == []
     cluster.close()
     cluster.close()
+
+
+# ── answers that are none ────────────────────────────────────────────────────────────────────────
+
+
+class Answering:
+    """As much of librdkafka's AdminClient as a question for offsets needs."""
+
+    def __init__(self, *offsets: int) -> None:
+        self._offsets = list(offsets)
+
+    def list_offsets(self, wanted: dict[Any, Any], **_: Any) -> dict[Any, Any]:
+        offset = self._offsets.pop(0) if len(self._offsets) > 1 else self._offsets[0]
+        answer: Future[Any] = Future()
+        answer.set_result(SimpleNamespace(offset=offset))
+        return dict.fromkeys(wanted, answer)
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+
+def test_an_offset_that_nobody_gave_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What librdkafka gives, without an error, when the connection breaks under the request."""
+    with closing(Cluster("127.0.0.1:1", {})) as cluster:
+        monkeypatch.setattr(cluster, "_admin", Answering(OFFSET_INVALID, OFFSET_INVALID, 7))
+        assert cluster.latest({"t": [0]}) == {"t": {0: 7}}
+
+
+def test_no_offset_is_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 0.3)
+    with closing(Cluster("127.0.0.1:1", {})) as cluster:
+        monkeypatch.setattr(cluster, "_admin", Answering(OFFSET_INVALID))
+        with pytest.raises(Unreachable):
+            cluster.latest({"t": [0]})

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -40,6 +41,7 @@ _PASSING = (
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.REPLICA_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError._TRANSPORT,
 )  # fmt: skip
 _UNSETTLED = (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART)  # no such topic, or a new one
 _UNSETTLED_SECONDS = 3.0
@@ -213,7 +215,9 @@ def _timeout() -> dict[str, float]:
 def _error(future: "Future[Any]") -> KafkaError | None:
     raised = future.exception(timeout=REQUEST_SECONDS)
     if raised is None:
-        return None
+        # When a connection breaks under a request for offsets, librdkafka may answer with this.
+        unset = getattr(future.result(), "offset", None) == OFFSET_INVALID
+        return KafkaError(KafkaError._TRANSPORT) if unset else None
     if isinstance(raised, KafkaException):
         error: KafkaError = raised.args[0]
         return error
