@@ -135,6 +135,7 @@ def test_every_op() -> None:
     "value, why",
     [
         (event("x", {"id": 1}), "`op` is 'x', none of r, c, u, d, t and m"),
+        (event("", {"id": 1}), "`op` is '', none of r, c, u, d, t and m"),
         (event("u"), "`op` is 'u', but there is no object in `after`"),
         (event("c", '{"id":1}'), "no object in `after`"),
         (event("d"), "a delete without `before`, and without a key"),

@@ -82,7 +82,8 @@ class Tail:
     def ends(self, page: Page, rows: Places) -> Places:
         """Those of these rows that end so."""
         rows = rows[page.end[rows] - page.start[rows] >= len(self.text) + _LEAST]
-        for part in (self.values[_OP] or (0, 1), (0, 8)):  # others mostly have another `op`
+        op = self.values[_OP] or (0, 0)
+        for part in (op if op[0] < op[1] else (0, 1), (0, 8)):  # others mostly have another `op`
             at = page.end[rows] - len(self.text) + part[0]
             rows = rows[page.reads(at, self.text[slice(*part)])]
         if not len(rows):
