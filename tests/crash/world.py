@@ -55,7 +55,7 @@ spark: {spark}
 # Of JVMs that do not live long.
 BRIEF = f'{{spark.driver.extraJavaOptions: "{QUICK_JAVA}"}}'
 # Iceberg's own client shall not wait longer than the campaign.
-CLIENT = "{rest.client.connection-timeout-ms: '5000', rest.client.socket-timeout-ms: '5000'}"
+CLIENT = "{rest.client.connection-timeout-ms: '15000', rest.client.socket-timeout-ms: '15000'}"
 
 
 class Feeder(threading.Thread):
