@@ -11,6 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # From cheap to dear, so that a mistake shows early.
 TESTS := $(wildcard tests/unit tests/spark tests/conformance tests/integration tests/crash)
+$(foreach each,$(TESTS),$(if $(wildcard $(firstword $(subst ::, ,$(each)))),,$(error TESTS: there is no $(each))))
 UNIT = $(filter tests/unit%,$(TESTS))
 SERVERS = $(filter-out tests/unit%,$(TESTS))
 

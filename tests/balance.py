@@ -82,6 +82,7 @@ class Clock:
         self._seconds: dict[str, float] = defaultdict(float)
         self._over: list[str] = []
         self._near: list[str] = []
+        self._judged = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[_GROUP.sub("", report.nodeid)] += report.duration
@@ -92,7 +93,9 @@ class Clock:
             self._write()
         # The budget is that of `make test`; where lines are counted, times mean nothing.
         if not self._long and "COVERAGE_RUN" not in os.environ:
-            self._over, self._near = over_budget(self._seconds, durations(), allowed())
+            known, reasons = durations(), allowed()
+            self._judged = slowness(self._seconds, known) is not None
+            self._over, self._near = over_budget(self._seconds, known, reasons)
         if self._over and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -100,6 +103,8 @@ class Clock:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         total = sum(self._seconds.values())
         terminalreporter.write_line(f"sum of the times of all tests: {total:,.0f} s")
+        if not self._judged and max(self._seconds.values(), default=0) > BUDGET_SECONDS:
+            terminalreporter.write_line(f"budget: not judged by fewer than {ENOUGH} known tests")
         for line in self._near:
             terminalreporter.write_line(f"near the budget: {line}")
         for line in self._over:
@@ -128,18 +133,24 @@ def over_budget(
     few tests alone say nothing: the first of them pays for the start of Spark.
     """
     over, near = [], []
-    ratios = [seconds / known[name] for name, seconds in measured.items() if known.get(name, 0) > 1]
-    slower = max(1.0, statistics.median(ratios)) if len(ratios) >= ENOUGH else None
+    slower = slowness(measured, known)
     for name, seconds in measured.items() if slower else ():
         taken, recorded = seconds / slower, known.get(name, 0.0)
         if max(taken, recorded) <= BUDGET_SECONDS or {name, name.partition("[")[0]} & set(allowed):
             continue
         too_long = recorded > BUDGET_SECONDS or taken > max(2 * BUDGET_SECONDS, 4 * recorded)
         (over if too_long else near).append(
-            f"{name}: {max(taken, recorded):.0f} s, more than {BUDGET_SECONDS:.0f}: make it "
-            "shorter, or move it to `make test-long`, or give the reason in tests/budget.toml"
+            f"{name}: {max(taken, recorded):.0f} s on a quiet machine ({seconds:.0f} s here), more "
+            f"than {BUDGET_SECONDS:.0f}: make it shorter, or mark it `long`, or give the reason in "
+            "tests/budget.toml"
         )
     return over, near
+
+
+def slowness(measured: Mapping[str, float], known: Mapping[str, float]) -> float | None:
+    """How much slower than written down the tests of this run were; None: too few say so."""
+    ratios = [seconds / known[name] for name, seconds in measured.items() if known.get(name, 0) > 1]
+    return max(1.0, statistics.median(ratios)) if len(ratios) >= ENOUGH else None
 
 
 def _file(name: str) -> str:
