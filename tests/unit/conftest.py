@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from icestream.records import RECORDS
-from icestream.sources.kafka import source
+from icestream.sources.kafka import causes, source
 from icestream.sources.kafka.client import Topic
 
 
@@ -92,3 +92,9 @@ def catalog(tmp_path):
     made.create_namespace("n")
     yield made
     made.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that is away is told at once: nobody starts it again meanwhile."""
+    monkeypatch.setattr(causes, "PATIENCE_SECONDS", 0.1)

@@ -822,6 +822,7 @@ JSONS = st.recursive(
 WHOLE = wrapped([field_of("id", "int64"), field_of("v", "string")], {"id": 1, "v": "a"})[0].encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     values=st.lists(
@@ -840,6 +841,7 @@ def test_no_record_raises(values: list[bytes], flattened: bool | None) -> None:
     DebeziumFormat(flattened=flattened).key_columns(keyed)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, len(WHOLE) - 1), st.binary(max_size=3), st.integers(0, 3))
 def test_damaged_events_do_not_raise(at: int, put: bytes, cut: int) -> None:

@@ -32,6 +32,8 @@ from icestream.formats.debezium import DebeziumFormat
 from icestream.records import RECORDS
 from icestream.schema import with_new_fields
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "debezium"
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 KEYS = {"pk_change": ("region", "id"), "nopk": ()}

@@ -31,6 +31,8 @@ from icestream.index.keys import bucket_of, key_hashes
 from icestream.index.store import Unusable
 from icestream.index.tombstones import read_tombstones, tidy_tombstones, write_tombstones
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
     NestedField(2, "name", StringType(), required=False),

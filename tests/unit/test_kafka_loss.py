@@ -296,6 +296,7 @@ def logs(draw):
     return Log(ids, earliest, latest)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(POSITIONS, IDS, logs())
 def test_whoever_goes_on_where_he_is_told_has_lost_nothing_more(reached, known_ids, seen):

@@ -20,6 +20,8 @@ from icestream.write.partition import Partitioner, transformed
 from icestream.write.sort import Order
 from icestream.write.values import json_values
 
+pytestmark = pytest.mark.slow
+
 INT, LONG = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**62), 2**62)
 MICROS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)  # years 1 to 9999
 DAYS = st.integers(-719_162, 2_932_896)

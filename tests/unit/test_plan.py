@@ -226,6 +226,7 @@ def said(capsys, *arguments):
     return end.value.code or 0, told.out, told.err
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_broker_that_is_away_costs_one_line(folder, capsys):
     (folder / "icestream.yml").write_text(
         MIRROR.replace("here:1", "127.0.0.1:1") + "  # nobody is there\n"

@@ -286,6 +286,7 @@ def test_what_is_refused_and_how(loaded, call):
     assert call("--to-time", "2026-01-01")[0] == 69
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_broker_that_is_away(loaded, call):
     text = PIPELINE.replace("type: generator", "type: kafka, bootstrap_servers: '127.0.0.1:1'")
     loaded.path.write_text(text)

@@ -177,6 +177,7 @@ class Broken:
         raise ZeroDivisionError("by nought")
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own(task):
     job = ProcessJob()
     assert ids_in(Rewritten.from_json(job.run(task, "a test", never))) == LEFT
@@ -194,6 +195,7 @@ def test_a_process_of_its_own(task):
     assert worker.returncode == -9
 
 
+@pytest.mark.slow
 def test_a_process_that_dies(task):
     job = ProcessJob()
     job.run(task, "a test", never)

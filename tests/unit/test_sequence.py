@@ -53,6 +53,7 @@ def tables(draw: st.DrawFn) -> tuple[list[pa.Array], list[tuple[Any, ...]]]:
     return columns, [tuple(rank(value) for value in row) for row in rows]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(tables(), st.integers(0, 3))
 def test_bytes_compare_as_rows_do(

@@ -131,6 +131,7 @@ def remember(path, name="shop.orders", rows=6000, monkeypatch=None):
     monkeypatch.undo()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_plan_by_what_was_measured(path, capsys, monkeypatch):
     written(path, commits=1)
     remember(path, monkeypatch=monkeypatch)
@@ -146,6 +147,7 @@ def test_plan_by_what_was_measured(path, capsys, monkeypatch):
     assert max(len(line) for line in lines[:9]) <= 80
 
 
+@pytest.mark.usefixtures("impatient")
 def test_plan_by_what_is_told(path, capsys):
     code, out, _ = said(capsys, "plan", path, "--rate", 5000, "--record-bytes", 60, "--json")
     told = json.loads(out)
@@ -159,6 +161,7 @@ def test_plan_by_what_is_told(path, capsys):
     assert not os.path.exists(path.parent / "warehouse")  # noqa: PTH110
 
 
+@pytest.mark.usefixtures("impatient")
 def test_plan_without_compaction(path, capsys):
     path.write_text(PIPELINE + "maintenance: {rewrite_data_files: false}\n")
     _, out, _ = said(capsys, "plan", path, "--rate", 5000)
@@ -167,6 +170,7 @@ def test_plan_without_compaction(path, capsys):
     assert line.split()[-3:] == ["-", "-", "-"]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_plan_without_a_rate_asks_for_one(path, capsys):
     code, out, _ = said(capsys, "plan", path)
     assert code == 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -181,6 +182,7 @@ EVENTS = st.lists(
 HELD = st.dictionaries(st.integers(0, 3), st.integers(0, 6), max_size=3)
 
 
+@pytest.mark.slow
 @given(EVENTS, HELD, HELD)
 def test_it_is_what_one_change_after_the_other_would_do(events, held, deleted):
     deleted = {key: at for key, at in deleted.items() if key not in held}

@@ -124,6 +124,7 @@ def test_a_metadata_file_that_is_none(loaded, call, content):
     assert "violation: shop.orders: unreadable: expected the table's metadata file" in out
 
 
+@pytest.mark.usefixtures("impatient")
 def test_servers_that_are_away_and_files_that_are_wrong(loaded, call):
     written(loaded, (0,))
     code, _, err = call("--source")

@@ -32,6 +32,8 @@ from icestream.records import RECORDS
 from icestream.verify import broker, verify
 from icestream.verify.replay import Changes, Replay, Truncate, Uncarried
 
+pytestmark = pytest.mark.slow
+
 TOPIC, TABLE = "pg.public.t", "shop.t"
 ABSENT = "__debezium_unavailable_value"
 PIPELINE = """\
