@@ -27,11 +27,17 @@ def finish(folder: Path) -> None:
     assert last.returncode == 0, log
 
 
-def test_a_dead_jvm_ends_the_run_with_75(folder):
-    """Nothing new comes: no batch fails, so somebody must look (in a batch: test_out_of_memory)."""
+@pytest.mark.parametrize(
+    "arguments, committed",
+    [
+        pytest.param(["run", "--once"], 1, id="with batches to come"),
+        pytest.param(["run"], 3, id="with nothing new"),  # no batch fails, so somebody must look
+    ],
+)
+def test_a_dead_jvm_ends_the_run_with_75(folder, arguments, committed):
     fill(folder, "a.jsonl", RECORDS)
-    with started(folder, "run") as process:
-        commits(process, 3)
+    with started(folder, *arguments) as process:
+        commits(process, committed)
         [jvm] = [each for each in children_of(process.pid) if name_of(each) == "java"]
         os.kill(jvm, signal.SIGKILL)
         _, log = process.communicate(timeout=120)

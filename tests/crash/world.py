@@ -54,7 +54,8 @@ spark: {spark}
 """
 # Of JVMs that do not live long.
 BRIEF = f'{{spark.driver.extraJavaOptions: "{QUICK_JAVA}"}}'
-# Iceberg's own client shall not wait longer than the campaign.
+# Iceberg's own client shall not wait longer than the campaign; a cold server under load takes more
+# than 5 seconds to make its first table.
 CLIENT = "{rest.client.connection-timeout-ms: '15000', rest.client.socket-timeout-ms: '15000'}"
 
 
