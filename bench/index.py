@@ -16,9 +16,9 @@ from pyiceberg.types import BinaryType, LongType, NestedField, StringType
 from icestream.index.bucket import lookup
 from icestream.index.build import BUCKETS, build
 from icestream.index.entries import rows
+from icestream.index.key_index import open_store
 from icestream.index.keys import bucket_of, key_hashes
-from icestream.index.run import Origin, open_run, write_run
-from icestream.index.store import open_store
+from icestream.index.sorted_run import Origin, open_run, write_run
 
 ROWS = int(os.environ.get("ICESTREAM_BENCH_ROWS", "10000000"))
 FILES = 10

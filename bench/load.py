@@ -10,7 +10,7 @@ import duckdb
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from icestream.broker import Broker
+from icestream.cli.demo.broker import Broker
 
 PARTITIONS = 4
 CHUNK = 50_000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from icestream.broker import WATCHDOG
+from icestream.cli.demo.broker import WATCHDOG
 
 EVERY_SECONDS = 0.2
 STOP_SECONDS = 30

@@ -79,7 +79,7 @@ def watch_workers(pid: int, peak: list[int], done: threading.Event) -> None:
                 if not entry.name.isdigit():
                     continue
                 command = (entry / "cmdline").read_bytes()
-                if b"icestream.spark.daemon" in command:
+                if b"icestream.batch.daemon" in command:
                     pages = int((entry / "statm").read_text().split()[1])
                     peak[0] = max(peak[0], pages * os.sysconf("SC_PAGE_SIZE"))
             except OSError:

@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from icestream import runner
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import Loaded, load
-from icestream.observe.events import Bus, Event, Listener
+from icestream.events import Bus, Event, Listener
+from icestream.run import supervisor
 from icestream.sources import files
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `from servers import …`
@@ -126,7 +126,7 @@ class Lake:
 
     def run(self, listen: Listener | None = None, **options: Any) -> list[Event]:
         """Run once over what is there; → the events. `listen` is called between the steps."""
-        from icestream.runner import run_on
+        from icestream.run.supervisor import run_on
 
         bus, seen = Bus(), []
         self.events = seen
@@ -180,7 +180,7 @@ def _line(value: object) -> bytes:
 @pytest.fixture
 def lake(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
     monkeypatch.setattr(files, "_SETTLE_SECONDS", SETTLE_SECONDS)
-    monkeypatch.setattr(runner, "_POLL_SECONDS", POLL_SECONDS)
+    monkeypatch.setattr(supervisor, "_POLL_SECONDS", POLL_SECONDS)
     yield Lake(tmp_path, spark)
     _close_consumers(spark)
 

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from databases import NAME, PASSWORD, USER, Database, locked
-from icestream.broker import HOST, QUICK_START, Broker, free_port
+from icestream.cli.demo.broker import HOST, QUICK_START, Broker, free_port
 from icestream.spark import jars
 from icestream.spark.java import find_java
 from processes import Child, spawn

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from icestream.broker import HOST, free_port
+from icestream.cli.demo.broker import HOST, free_port
 from icestream.spark import jars
 from processes import Child, spawn
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icestream.broker import Broker
-from icestream.observe.events import TableCommitted
+from icestream.cli.demo.broker import Broker
+from icestream.events import TableCommitted
 from servers import create_topic, produce, soon
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from icestream.broker import WATCHDOG
+from icestream.cli.demo.broker import WATCHDOG
 from servers import soon
 
 STOP_SECONDS = 15.0

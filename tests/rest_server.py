@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from icestream.broker import HOST, QUICK_START, free_port
+from icestream.cli.demo.broker import HOST, QUICK_START, free_port
 from icestream.spark import jars
 from icestream.spark.java import find_java
 

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from icestream.broker import Broker
+from icestream.cli.demo.broker import Broker
 
 SECONDS = 30
 POLL_SECONDS = 0.02

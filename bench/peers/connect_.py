@@ -7,7 +7,7 @@ from lake import NAME, NAMESPACE
 from load import create_topics
 from measure import Command
 
-from icestream.broker import HOST, free_port
+from icestream.cli.demo.broker import HOST, free_port
 from peers import Job, fetch, java, version
 
 TITLE = "Kafka Connect Iceberg sink"

@@ -10,7 +10,7 @@ from changes import COLUMNS
 from lake import NAME, NAMESPACE
 from measure import Command
 
-from icestream.broker import HOST
+from icestream.cli.demo.broker import HOST
 from peers import Job, fetch, java, version
 
 LOCK = Path(__file__).parent.parent / "flink.lock"

@@ -1,10 +1,11 @@
 """READ FIRST: one micro-batch, from the source to the commit.
 
     Pipeline.open      claim the tables, open the stream where their markers stand
-    Pipeline.process   plan ▸ stage (one Spark job, task.py) ▸ evolve and again if need be ▸ land
+    Pipeline.process   plan ▸ stage (one Spark job) ▸ evolve and again if need be ▸ land
     Pipeline.close     write down how far the quiet tables have come
 
-The rules are in commit/protocol.py, which is pure; this file and landing.py carry them out.
+The rules are in commit/protocol.py, which is pure; this file and commit/table_commits.py carry them
+out. The job's tasks are batch/decode_task.py and batch/write_task.py.
 """
 
 import json
@@ -17,36 +18,37 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icestream import portions, runs
+from icestream import events
+from icestream.batch import arrow_batches
+from icestream.batch.arrow_batches import Seen
+from icestream.batch.decode_task import Report, StageTask, TableTask, report_type
+from icestream.batch.mirrors import Mirrors
 from icestream.commit import protocol
-from icestream.commit.committer import IcebergTables
-from icestream.commit.marker import Positions
+from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.protocol import Claim, Range, TableView, Verdict
-from icestream.config.model import Pipeline as Config
-from icestream.config.options.table import TableRule
-from icestream.config.route import Route
-from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused
-from icestream.failpoints import failpoint
-from icestream.formats import Format
-from icestream.landing import Landing, RunTable, Work, describe, located
-from icestream.mirrors import Mirrors
-from icestream.observe import events
-from icestream.observe.events import Bus
-from icestream.portions import Seen
-from icestream.refusals import loss_refusal, refusal
-from icestream.route import Router
-from icestream.schema import merge_new_fields
-from icestream.sources import Losses, Source, Start, Stream, naming_the_log
-from icestream.task import Report, StageTask, TableTask, report_type
-from icestream.write.design import Design, laid_out_columns, quarantine_design, quarantine_name
-from icestream.write.discard import discard
-from icestream.write.table import (
+from icestream.commit.refusals import loss_refusal, refusal
+from icestream.commit.table_builder import (
     Builder,
     current_fields,
     lacks_included,
     lacks_layout,
     stage_target,
 )
+from icestream.commit.table_commits import Landing, RunTable, Work, describe, located
+from icestream.config.model import Pipeline as Config
+from icestream.config.options.table import TableRule
+from icestream.config.route import Route
+from icestream.config.router import Router
+from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused
+from icestream.events import Bus
+from icestream.failpoints import failpoint
+from icestream.formats import Format
+from icestream.run.scratch import make
+from icestream.schema import merge_new_fields
+from icestream.sources import Losses, Source, Start, Stream, naming_the_log
+from icestream.tables.design import Design, laid_out_columns, quarantine_design, quarantine_name
+from icestream.tables.marker import Positions
+from icestream.write.discard import discard
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +119,7 @@ class Pipeline:
             start = self._source.resolve(self._config.source.start)
         for name, view in views.items():
             views[name] = self._landing.take(name, view, self._share_of_start(name, start))
-        self.scratch = runs.make(folder, generation, self.run_id)
+        self.scratch = make(folder, generation, self.run_id)
         # Again: the run before us may have committed until the moment of our claim.
         self._source.recall([located(view) for view in views.values()])
         views = self._without_losses(views, accept_loss)
@@ -316,8 +318,8 @@ class Pipeline:
     def _fitted(self, frame: "DataFrame", tasks: int | None) -> "DataFrame":
         """The batch in as many tasks as it is worth, and in Arrow batches that fit into memory."""
         spark = frame.sparkSession
-        self._most_at_once = self._most_at_once or int(spark.conf.get(portions.MOST) or "0")
-        for name, value in portions.settings(self._most_at_once, self._seen).items():
+        self._most_at_once = self._most_at_once or int(spark.conf.get(arrow_batches.MOST) or "0")
+        for name, value in arrow_batches.settings(self._most_at_once, self._seen).items():
             spark.conf.set(name, value)
         return frame if tasks is None else frame.coalesce(tasks)
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.model import Pipeline as Config
-from icestream.observe.events import Bus, Event
+from icestream.events import Bus, Event
 from icestream.pipeline import Pipeline
-from icestream.running import assembled
+from icestream.run.pipeline_run import assembled
 from icestream.sources import Losses, Start
 
 TASKS = 3

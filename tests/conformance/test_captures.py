@@ -24,7 +24,7 @@ from pyiceberg.types import (
 
 from conformance.stand import Stand
 from icestream.catalogs import catalog_for
-from icestream.observe.events import IndexFollowed
+from icestream.events import IndexFollowed
 from icestream.verify import verify
 from unit.test_format_debezium_captures import DATA, KEYS, decode, fold, load, made, table
 

@@ -14,12 +14,12 @@ import pytest
 
 from conformance.stand import Stand
 from icestream.catalogs import catalog_for
-from icestream.commit.committer import IcebergTables
-from icestream.commit.marker import Marker
+from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.protocol import CommitFailed
 from icestream.errors import BadRecord, GaveUp, IcestreamError, StorageFailed
-from icestream.observe.events import TableCommitted
+from icestream.events import TableCommitted
 from icestream.records import RECORDS
+from icestream.tables.marker import Marker
 from icestream.verify import verify
 from servers import soon
 
@@ -127,7 +127,7 @@ def no_commits(pair: Pair, patch: pytest.MonkeyPatch) -> Callable[[], None]:
         commit(self, name, *rest)
 
     patch.setattr(IcebergTables, "commit", refuse)
-    patch.setattr("icestream.landing._pause", lambda attempt: attempt < 3)
+    patch.setattr("icestream.commit.table_commits._pause", lambda attempt: attempt < 3)
     return patch.undo
 
 

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 from icestream.config.load import load
-from icestream.running import unexplained
+from icestream.run.pipeline_run import unexplained
 from icestream.spark import session
 
 config = load(Path("icestream.yml")).pipeline

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from badproxy import BadProxy
 from commands import COMMAND, QUICK_JAVA, children_of
 from crash import people
-from icestream.broker import Broker
+from icestream.cli.demo.broker import Broker
 from icestream.config.load import load
 from icestream.config.model import Pipeline
 from icestream.failpoints import VARIABLE

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from icestream.broker import HOST, Broker
+from icestream.cli.demo.broker import HOST, Broker
 from icestream.errors import SetupError
 from servers import create_topic, delete_topic, produce
 
@@ -130,7 +130,7 @@ def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "import pathlib, sys, threading, time; from icestream.broker import Broker;"
+        "import pathlib, sys, threading, time; from icestream.cli.demo.broker import Broker;"
         "broker = Broker(pathlib.Path(sys.argv[1]));"
         # The thread ends at once: the broker must not end with it.
         "thread = threading.Thread(target=broker.start); thread.start(); thread.join();"

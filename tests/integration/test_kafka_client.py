@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from icestream.broker import HOST, Broker, free_port
+from icestream.cli.demo.broker import HOST, Broker, free_port
 from icestream.errors import Unreachable
 from icestream.records import RECORDS
 from icestream.sources.kafka.client import Cluster

@@ -2,7 +2,7 @@
 
 import pytest
 
-from icestream.observe.events import TableCommitted
+from icestream.events import TableCommitted
 
 pytestmark = pytest.mark.spark
 

@@ -19,9 +19,9 @@ from confluent_kafka.admin import (
 from feeds import ids
 from icestream.cli import main as entry
 from icestream.config.load import load
-from icestream.observe.events import TableCommitted, TopicUnrouted
+from icestream.events import TableCommitted, TopicUnrouted
+from icestream.observe.status import pipeline_status
 from icestream.sources.kafka.client import Cluster
-from icestream.status import pipeline_status
 from servers import soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -3,7 +3,7 @@
 import pytest
 
 from feeds import TABLE, ids
-from icestream.observe.events import RunRestarting
+from icestream.events import RunRestarting
 
 pytestmark = pytest.mark.spark
 

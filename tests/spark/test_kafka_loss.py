@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient
 
 from feeds import Feed, ids
 from icestream import errors
-from icestream.broker import Broker
-from icestream.observe.events import (
+from icestream.cli.demo.broker import Broker
+from icestream.events import (
     BatchPlanned,
     LossAccepted,
     RunFailed,

@@ -10,9 +10,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from feeds import Feed
-from icestream.broker import Broker
+from icestream.cli.demo.broker import Broker
 from icestream.errors import Unreachable
-from icestream.observe.events import TableCommitted
+from icestream.events import TableCommitted
 from icestream.sources.kafka.client import Cluster
 from servers import soon
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from icestream.catalogs import catalog_for
-from icestream.commit.committer import IcebergTables
+from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.protocol import CommitFailed
 from icestream.config.load import load
 from icestream.config.options.maintenance import Maintenance as Options
 from icestream.maintain.action import Action, Ending, Group, Kind
 from icestream.maintain.actions import Actions
-from icestream.maintain.beside import java_tables
+from icestream.maintain.gate import Turns
 from icestream.maintain.health import Health
-from icestream.maintain.turns import Turns
+from icestream.maintain.thread import java_tables
 from icestream.verify import verify
 from servers import soon
 

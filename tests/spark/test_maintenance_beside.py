@@ -17,12 +17,7 @@ from commands import COMMAND
 from icestream.catalogs import catalog_for
 from icestream.config.load import load
 from icestream.config.options.maintenance import Maintenance as Options
-from icestream.maintain.action import Action, Ending, Kind
-from icestream.maintain.actions import Actions
-from icestream.maintain.beside import java_tables
-from icestream.maintain.policy import Budget
-from icestream.maintain.turns import Turns
-from icestream.observe.events import (
+from icestream.events import (
     MaintenanceFailed,
     MaintenanceFinished,
     MaintenanceStarted,
@@ -30,6 +25,11 @@ from icestream.observe.events import (
     RunRestarting,
     TableCommitted,
 )
+from icestream.maintain.action import Action, Ending, Kind
+from icestream.maintain.actions import Actions
+from icestream.maintain.gate import Turns
+from icestream.maintain.policy import Budget
+from icestream.maintain.thread import java_tables
 from icestream.sources.shop import make
 from icestream.verify import verify
 from servers import soon

@@ -13,8 +13,8 @@ from icestream.config.load import load
 from icestream.config.options.maintenance import Maintenance as Options
 from icestream.maintain.action import Action, Ending, Group, Kind, Result
 from icestream.maintain.actions import Actions
-from icestream.maintain.beside import java_tables
-from icestream.maintain.turns import Turns
+from icestream.maintain.gate import Turns
+from icestream.maintain.thread import java_tables
 from icestream.verify import verify
 from rest_server import RestServer
 

@@ -9,8 +9,9 @@ from decimal import Decimal
 
 import pytest
 
-from icestream import errors, portions
-from icestream.observe.events import SchemaEvolved, TableCommitted, TopicUnrouted
+from icestream import errors
+from icestream.batch import arrow_batches
+from icestream.events import SchemaEvolved, TableCommitted, TopicUnrouted
 
 pytestmark = pytest.mark.spark
 
@@ -308,18 +309,18 @@ def test_generator_makes_the_same_rows_in_any_number_of_runs(lake, tmp_path_fact
 
 def test_several_pipelines_run_side_by_side(lake, tmp_path_factory):
     from icestream.config.load import load
-    from icestream.observe.events import Bus
-    from icestream.runner import run_on
+    from icestream.events import Bus
+    from icestream.run.supervisor import run_on
 
     other = type(lake)(tmp_path_factory.mktemp("other"), lake.spark)
     for number, each in enumerate((lake, other)):
         each.configure(FILES.replace("name: p", f"name: p{number}"))
         each.put("a.jsonl", {"id": number})
-    most = lake.spark.conf.get(portions.MOST)
+    most = lake.spark.conf.get(arrow_batches.MOST)
     run_on(lake.spark, [load(each.file).pipeline for each in (lake, other)], Bus(), once=True)
     assert lake.values("shop.events", "id") == [(0,)]
     assert other.values("shop.events", "id") == [(1,)]
-    assert lake.spark.conf.get(portions.MOST) == most  # each batch sets it, in its own session
+    assert lake.spark.conf.get(arrow_batches.MOST) == most  # each batch sets it, in its own session
 
 
 def test_an_awkward_folder_name(lake):

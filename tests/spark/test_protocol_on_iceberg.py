@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pyiceberg.types import LongType, NestedField, StringType
 
-from icestream import errors, patience
-from icestream.commit.committer import IcebergTables
+from icestream import errors
+from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.protocol import CommitFailed
-from icestream.observe.events import BatchPlanned, CommitRetried, TableCommitted
-from icestream.write.design import Design
-from icestream.write.table import Builder
+from icestream.commit.table_builder import Builder
+from icestream.events import BatchPlanned, CommitRetried, TableCommitted
+from icestream.run import restart_policy
+from icestream.tables.design import Design
 
 pytestmark = pytest.mark.spark
 
@@ -225,7 +226,7 @@ def test_two_pipelines_fill_one_table(lake):
 def test_quarantine_is_not_doubled_when_its_table_commits_and_the_rows_do_not(
     filled, meddle, monkeypatch
 ):
-    monkeypatch.setattr(patience, "RESTARTS", 0)
+    monkeypatch.setattr(restart_policy, "RESTARTS", 0)
     filled.put("b.jsonl", {"id": 10}, "broken", {"id": 11})
 
     def die():
@@ -251,7 +252,7 @@ def test_iceberg_never_retries_or_cleans_up_for_us(filled):
     filled.run()
     marker = tables.load("shop.events").marker
     snapshots = len(filled.table("shop.events").snapshots())
-    from icestream.commit.committer import Append
+    from icestream.commit.java_catalog import Append
 
     with pytest.raises(CommitFailed, match="stale"):
         tables.commit("shop.events", stale.base, marker, {}, Append())
@@ -288,8 +289,8 @@ def test_two_that_make_a_table_at_once_both_go_on(lake):
 
 def test_a_view_that_was_followed_is_the_one_that_is_read_anew(filled):
     from icestream.catalogs import catalog_for
+    from icestream.commit.table_builder import stage_target
     from icestream.config.load import load
-    from icestream.write.table import stage_target
 
     settings = catalog_for(load(filled.file).pipeline.catalog)
     jvm = filled.spark.sparkContext._jvm

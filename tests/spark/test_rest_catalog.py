@@ -12,9 +12,11 @@ import pytest
 
 from badproxy import BadProxy, Rule
 from conftest import Lake
-from icestream import errors, landing, patience
+from icestream import errors
 from icestream.cli.main import main
-from icestream.observe.events import CommitRetried, Event, TableCommitted
+from icestream.commit import table_commits
+from icestream.events import CommitRetried, Event, TableCommitted
+from icestream.run import restart_policy
 from rest_server import RestServer
 from servers import soon
 
@@ -257,8 +259,8 @@ def test_a_replay_is_refused_by_the_catalog_itself(shop: Shop) -> None:
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three commits, and no second start."""
-    monkeypatch.setattr(landing, "_ATTEMPTS", 3)
-    monkeypatch.setattr(patience, "RESTARTS", 0)
+    monkeypatch.setattr(table_commits, "_ATTEMPTS", 3)
+    monkeypatch.setattr(restart_policy, "RESTARTS", 0)
 
 
 def test_a_refusal_that_never_ends_is_told_and_loses_nothing(

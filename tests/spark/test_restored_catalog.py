@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from icestream.errors import Rewound, Unreachable
-from icestream.observe.events import TableCommitted
+from icestream.events import TableCommitted
 
 pytestmark = pytest.mark.spark
 

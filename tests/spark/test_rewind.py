@@ -10,7 +10,7 @@ from pyiceberg.types import LongType
 
 from feeds import TABLE, ids
 from icestream.catalogs import catalog_for
-from icestream.commit.committer import IcebergTables
+from icestream.commit.java_catalog import IcebergTables
 from icestream.config.load import load
 from icestream.errors import Fenced, Gap, Rewound
 from icestream.rewind import Target, plan_rewind, rewind, tables

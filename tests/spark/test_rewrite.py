@@ -18,18 +18,18 @@ import pytest
 
 from conformance.stand import Frame, Stand
 from icestream.catalogs import catalog_for
-from icestream.commit.committer import REWRITE_ID, IcebergTables
+from icestream.commit.java_catalog import REWRITE_ID, IcebergTables
 from icestream.commit.protocol import CommitFailed
+from icestream.events import IndexFollowed
 from icestream.failpoints import Failpoint
 from icestream.index.build import build
 from icestream.index.keys import bucket_of, key_hashes
 from icestream.maintain.action import Action, Ending, Group, Kind, Result
-from icestream.maintain.rewrite import Rewriter, landing
-from icestream.maintain.rewrite.job import ProcessJob, SparkJob
-from icestream.observe.events import IndexFollowed
+from icestream.maintain.rewrite import Rewriter, commit
+from icestream.maintain.rewrite.task_runner import ProcessJob, SparkJob
 from icestream.records import RECORDS
-from icestream.upsert import deletes
 from icestream.verify import verify
+from icestream.write import position_deletes
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -256,7 +256,7 @@ def scope(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Deletes of a data file are in a file of their own, as where they are many, or are not."""
     shared = request.param == "shared"
     own = (lambda dead: set()) if shared else (lambda dead: set(sorted(dead)[::2]))
-    monkeypatch.setattr(deletes, "_worth_a_file", own)
+    monkeypatch.setattr(position_deletes, "_worth_a_file", own)
 
 
 SMALL = {"properties": {"write.parquet.row-group-size-bytes": "400"}}  # and a file for each
@@ -319,7 +319,7 @@ def test_any_schedule(world, seed, monkeypatch, pytestconfig):
     rounds = 10
     if not pytestconfig.getoption("--long"):
         rounds = ROUNDS
-        monkeypatch.setattr(landing, "_pause", lambda attempt: None)
+        monkeypatch.setattr(commit, "_pause", lambda attempt: None)
     chance = random.Random(seed)
     layout = [SMALL, {"partition_by": ["region"]}, {"sort_by": ["value"]}][seed % 3]
     one = world(**layout)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from icestream.errors import TooManyPartitions
-from icestream.observe.events import RunRestarting, TableCommitted
+from icestream.events import RunRestarting, TableCommitted
 
 pytestmark = pytest.mark.spark
 

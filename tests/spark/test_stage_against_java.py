@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
+from icestream.tables.arrow import arrow_schema
 from icestream.write.stage import Stager, StageTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("stage_against_java")]

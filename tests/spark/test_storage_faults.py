@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from icestream import patience, pipeline
+from icestream import pipeline
 from icestream.errors import GaveUp
-from icestream.observe.events import CommitRetried, RunRestarting, TableCommitted
+from icestream.events import CommitRetried, RunRestarting, TableCommitted
+from icestream.run import restart_policy
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +24,7 @@ AN_HOUR = 3_600_000  # ms
 
 @pytest.fixture
 def events(lake, monkeypatch):
-    monkeypatch.setattr(patience, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(restart_policy, "_FIRST_WAIT", 0.01)
     lake.configure(CONFIG)
     return lake
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from icestream import patience
 from icestream.errors import Fenced, GaveUp
-from icestream.observe.events import RunFailed, RunRestarting, RunStarted
+from icestream.events import RunFailed, RunRestarting, RunStarted
+from icestream.run import restart_policy
 
 pytestmark = pytest.mark.spark
 
@@ -24,7 +24,7 @@ tables: [{{name: db.events}}]
 
 @pytest.fixture
 def events(lake, monkeypatch):
-    monkeypatch.setattr(patience, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(restart_policy, "_FIRST_WAIT", 0.01)
     lake.configure(CONFIG.format(folder=lake.folder))
     lake.put("a.jsonl", *({"id": n} for n in range(5)), "{not json")
     return lake
@@ -75,7 +75,7 @@ def test_progress_in_between_is_no_crash_loop(events, arm):
     arm("tables-done:raise")  # after every commit
     seen = events.run()
     assert sorted(events.values("db.events", "id")) == [(n,) for n in range(17)]
-    assert len([each for each in seen if isinstance(each, RunRestarting)]) > patience.RESTARTS
+    assert len([each for each in seen if isinstance(each, RunRestarting)]) > restart_policy.RESTARTS
 
 
 def test_who_begins_again_claims_nothing_from_who_took_over(events, arm):

@@ -7,7 +7,7 @@ import pytest
 
 from badproxy import BadProxy
 from conftest import Lake
-from icestream.catalogs import selftest
+from icestream.commit import selftest
 from icestream.errors import UnsafeCatalog
 from rest_server import RestServer
 

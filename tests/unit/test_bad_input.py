@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, TimestamptzType
 
+from icestream.batch.decode_task import Report, StageTask, TableTask
 from icestream.formats import Format
 from icestream.formats.json import JsonFormat
 from icestream.formats.raw import RawFormat
@@ -27,7 +28,6 @@ from icestream.schema import (
     merge_new_fields,
     with_new_fields,
 )
-from icestream.task import Report, StageTask, TableTask
 from icestream.write.stage import StagedFile, StageTarget
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

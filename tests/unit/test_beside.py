@@ -7,11 +7,11 @@ import pytest
 
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.maintenance import Maintenance as Options
-from icestream.maintain import beside
+from icestream.events import Bus, MaintenanceFailed
+from icestream.maintain import thread
 from icestream.maintain.action import Action, Ending, Group, Kind, Result
-from icestream.maintain.beside import Maintenance, Overtaken, Rests
-from icestream.maintain.procedures import _commits, rewrite_options
-from icestream.observe.events import Bus, MaintenanceFailed
+from icestream.maintain.iceberg_actions import _commits, rewrite_options
+from icestream.maintain.thread import Maintenance, Overtaken, Rests
 
 ACTION = Action("shop.a", Kind.EXPIRE_SNAPSHOTS, "many")
 CONFIG = Config.model_validate(
@@ -61,7 +61,7 @@ def begun(monkeypatch):
     def begin(*looks):
         crew, seen, bus = Crew(list(looks)), [], Bus()
         bus.join(seen.append)
-        monkeypatch.setattr(beside, "Crew", lambda *_: crew)
+        monkeypatch.setattr(thread, "Crew", lambda *_: crew)
         options = Options(every=timedelta(milliseconds=1))
         made.append(Maintenance(CONFIG, options, None, bus, "run", None))
         made[-1].start()

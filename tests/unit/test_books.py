@@ -2,8 +2,8 @@
 
 import json
 
-from icestream.cli.books import kept
-from icestream.cli.demo import MALFORMED, RATE, SEED
+from icestream.cli.demo.expected_orders import kept
+from icestream.cli.demo.generated import MALFORMED, RATE, SEED
 from icestream.sources.shop import make
 
 

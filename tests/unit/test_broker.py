@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from icestream import broker
-from icestream.broker import HOST, Broker, free_port
+from icestream.cli.demo import broker
+from icestream.cli.demo.broker import HOST, Broker, free_port
 from icestream.errors import SetupError
 from icestream.spark import jars
 

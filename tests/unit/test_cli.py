@@ -188,7 +188,7 @@ def test_an_unexpected_exception_is_70_and_says_so(folder, call, monkeypatch):
 
 def test_the_log_is_json_lines_when_asked(capsys):
     from icestream.cli.output import Log
-    from icestream.observe.events import TableCreated
+    from icestream.events import TableCreated
 
     Log(as_json=True)(TableCreated("p", "shop.events"))
     Log(as_json=False)(TableCreated("p", "shop.a b"))
@@ -199,7 +199,7 @@ def test_the_log_is_json_lines_when_asked(capsys):
 
 def test_the_log_for_people_leaves_the_partitions_out(capsys):
     from icestream.cli.output import Log
-    from icestream.observe.events import LossAccepted, PartitionState, TableCommitted
+    from icestream.events import LossAccepted, PartitionState, TableCommitted
 
     many = tuple(PartitionState("orders", n, 5, 0, None) for n in range(1000))
     facts = ("p", "shop.orders", "c", 1, 5, 0, 0, 1, 9, 0.1, 0.1, 1, 0.5, 2.5, 12, 0.5, many)

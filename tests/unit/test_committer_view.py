@@ -2,10 +2,10 @@
 
 import pytest
 
-from icestream.commit.committer import view_of
-from icestream.commit.marker import Marker
+from icestream.commit.java_catalog import view_of
 from icestream.commit.protocol import Ancestor, Standing, standing
 from icestream.errors import Replaced
+from icestream.tables.marker import Marker
 
 MARKER = Marker(
     pipeline="shop",

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from icestream.upsert.deletes import Place, write_deletes
+from icestream.write.position_deletes import Place, write_deletes
 from icestream.write.target import StageTarget
 
 HERE, THERE = Place(0, ("a",)), Place(0, ("b",))

@@ -4,15 +4,15 @@ from contextlib import closing
 
 import pytest
 
-from icestream.cli import demo
+from icestream.cli.demo import generated
 from icestream.config.options.maintenance import Maintenance
-from icestream.observe.events import MaintenanceFinished
+from icestream.events import MaintenanceFinished
 from icestream.observe.history import History
 
 
 @pytest.fixture
 def loaded(tmp_path, capsys):
-    return demo.prepare(tmp_path / "demo")
+    return generated.prepare(tmp_path / "demo")
 
 
 def remember(state, table, action, before, after, ending="done"):
@@ -38,7 +38,7 @@ def test_the_summary_says_what_was_done(loaded, tmp_path, capsys):
     remember(state, "shop.orders", "expire_snapshots", 11, 5)
     remember(state, "shop.page_events", "expire_snapshots", 8, 5)
     capsys.readouterr()
-    demo._show_maintenance(state, "demo")
+    generated._show_maintenance(state, "demo")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:] == [
         ["maintenance", "beside", "the", "stream"],
@@ -50,5 +50,5 @@ def test_the_summary_says_what_was_done(loaded, tmp_path, capsys):
 
 def test_a_short_demo_has_nothing_to_say(loaded, tmp_path, capsys):
     capsys.readouterr()
-    demo._show_maintenance(tmp_path / "demo" / "state", "demo")
+    generated._show_maintenance(tmp_path / "demo" / "state", "demo")
     assert "had nothing to do yet" in capsys.readouterr().out

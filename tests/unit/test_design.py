@@ -4,16 +4,16 @@ import pytest
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField
 
+from icestream.commit.table_builder import lacks_included
 from icestream.config.model import Pipeline
 from icestream.formats.json import JsonFormat
 from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, METADATA_NAMES, NewField
-from icestream.write.design import (
+from icestream.tables.design import (
     Design,
     declared_design,
     metadata_columns,
     quarantine_design,
 )
-from icestream.write.table import lacks_included
 
 KEY, HEADERS = INCLUDED_COLUMNS["key"], INCLUDED_COLUMNS["headers"]
 

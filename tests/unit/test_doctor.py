@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from icestream import doctor
-from icestream.doctor import Check
 from icestream.errors import SetupError
-from icestream.spark import jars
+from icestream.spark import doctor, jars
+from icestream.spark.doctor import Check
 from icestream.spark.jars import Jar
 from icestream.spark.java import Java, Rejected
 
@@ -198,7 +197,7 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(
 def test_the_doctor_does_not_load_spark() -> None:
     script = (
         "import sys\n"
-        "from icestream.doctor import run_checks\n"
+        "from icestream.spark.doctor import run_checks\n"
         "assert run_checks()\n"
         "assert 'pyspark' not in sys.modules"
     )

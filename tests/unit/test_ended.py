@@ -8,10 +8,10 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from icestream import running
 from icestream.config.model import Pipeline as Config
 from icestream.errors import GaveUp, SparkEnded
-from icestream.patience import Patience
+from icestream.run import pipeline_run
+from icestream.run.restart_policy import Patience
 from icestream.spark.ended import FLAG, exit_code, spark_ended
 from icestream.spark.session import _settings
 
@@ -84,7 +84,7 @@ def test_the_exit_code_is_waited_for_a_moment(ends):
 @pytest.mark.parametrize("sign", [ConnectionRefusedError(111, "refused"), Py4JError("broken")])
 def test_no_second_try_without_a_jvm(ends, tmp_path, sign):
     ends("import sys; sys.exit(3)")
-    told = running.unexplained(config(state_location=str(tmp_path)), sign)
+    told = pipeline_run.unexplained(config(state_location=str(tmp_path)), sign)
     assert isinstance(told, SparkEnded)
     assert "out of memory" in str(told)
     assert Patience().wait(told, 0.0) is None
@@ -92,7 +92,7 @@ def test_no_second_try_without_a_jvm(ends, tmp_path, sign):
 
 def test_with_a_jvm_a_failure_is_what_it_says(ends, tmp_path):
     ends("import sys; sys.stdin.read()")
-    told = running.unexplained(config(state_location=str(tmp_path)), ValueError("odd"))
+    told = pipeline_run.unexplained(config(state_location=str(tmp_path)), ValueError("odd"))
     assert type(told) is GaveUp
     assert "ValueError: odd" in str(told)
     assert Patience().wait(told, 0.0) is not None
@@ -103,9 +103,9 @@ def test_a_start_that_the_jvm_does_not_survive(ends, tmp_path, monkeypatch):
         raise Py4JError("An error occurred while calling o1.x")
 
     ends("import os; os.abort()")
-    monkeypatch.setattr(running, "assembled", dies)
+    monkeypatch.setattr(pipeline_run, "assembled", dies)
     with pytest.raises(SparkEnded, match="crashed"):
-        running.start(None, config(state_location=str(tmp_path)), None, False, False)
+        pipeline_run.start(None, config(state_location=str(tmp_path)), None, False, False)
 
 
 def test_the_driver_ends_when_out_of_memory_unless_told_otherwise(tmp_path):

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from icestream.commit.marker import Marker
 from icestream.commit.protocol import Ancestor, TableView
 from icestream.config.options.maintenance import ExpireSnapshots
 from icestream.maintain.expire import cut, keeps_marker
+from icestream.tables.marker import Marker
 
 NOW = 1_000_000
 

@@ -12,18 +12,18 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from icestream import landing
-from icestream.commit.marker import Counts, Marker
+from icestream.commit import table_commits
 from icestream.commit.protocol import Ancestor, CommitFailed, Range, TableView, advanced
 from icestream.config.model import Pipeline as Config
 from icestream.errors import Fenced, GaveUp, SetupError, SourceChanged
-from icestream.observe.events import Bus
+from icestream.events import Bus
 from icestream.pipeline import Pipeline
 from icestream.sources import Located, Losses, files, lines
 from icestream.sources.files import FilesPlanner, FilesSource, LedgerLog
 from icestream.sources.ledger import Split
 from icestream.sources.lines import LineReader
-from icestream.write.design import Design
+from icestream.tables.design import Design
+from icestream.tables.marker import Counts, Marker
 
 
 @pytest.fixture(autouse=True)
@@ -611,7 +611,7 @@ def start(tmp_path, folder, tables, scratch):
     builder = SimpleNamespace(create=lambda design: False)
     run = Pipeline(config, one, None, tables, builder, lambda name, rule: Design(name), Bus(), None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(landing, "_pause", lambda attempt: attempt < 5)
+        patch.setattr(table_commits, "_pause", lambda attempt: attempt < 5)
         session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
         stream = run.open(session, scratch, once=False)
     return one, stream.planner()

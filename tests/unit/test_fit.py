@@ -10,9 +10,9 @@ import pytest
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
 from icestream.errors import SchemaRefused
-from icestream.maintain.rewrite.fit import fitted
+from icestream.maintain.rewrite.conform import fitted
+from icestream.tables.arrow import arrow_schema
 
 
 def field(number, name, kind):

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icestream.gather import Pile, Sharer, Spread
+from icestream.batch.shuffle import Pile, Sharer, Spread
 from icestream.write.target import StagedFile
 from unit.test_stage import ARROW, BUCKET, target
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.commit.marker import Marker
 from icestream.commit.protocol import Range
 from icestream.records import RECORDS
 from icestream.sources import Located, Losses, generator
@@ -21,6 +20,7 @@ from icestream.sources.generator import (
     share,
 )
 from icestream.sources.shop import make
+from icestream.tables.marker import Marker
 
 TOPICS = ("page_events", "order_changes")
 BEGAN = 1_700_000_000_000

@@ -16,8 +16,9 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from healths import maintenance
-from icestream.maintain import contents, manifests
+from icestream.maintain import contents
 from icestream.maintain.health import Health
+from icestream.tables import manifests
 
 SCHEMA = Schema(
     NestedField(1, "ts", TimestamptzType()),

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from icestream.observe import history
-from icestream.observe.events import (
+from icestream.events import (
     BatchPlanned,
     Bus,
     LossAccepted,
@@ -19,6 +18,7 @@ from icestream.observe.events import (
     TableCommitted,
     TableCreated,
 )
+from icestream.observe import history
 from icestream.observe.history import History, commits, last_run, partitions
 
 

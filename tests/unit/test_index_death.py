@@ -10,8 +10,8 @@ import pytest
 
 from icestream.index import merge as merging
 from icestream.index.entries import concat, rows, tombstones
+from icestream.index.key_index import Store, create_store, open_store
 from icestream.index.keys import bucket_of, key_hashes
-from icestream.index.store import Store, create_store, open_store
 
 BUCKETS = 2
 KEYS = key_hashes([pa.array(range(200))])

@@ -9,7 +9,7 @@ from icestream.index.bucket import lookup
 from icestream.index.damage import IndexDamaged
 from icestream.index.entries import concat, rows, tombstones
 from icestream.index.merge import FAN, Job, RunRef, due, merge
-from icestream.index.run import Origin, open_run, write_run
+from icestream.index.sorted_run import Origin, open_run, write_run
 
 
 def grown(batches, size):

@@ -6,9 +6,9 @@ import pytest
 
 from icestream.index.damage import IndexDamaged
 from icestream.index.entries import concat, rows, tombstones
+from icestream.index.key_index import create_store
 from icestream.index.keys import bucket_of, key_hashes
-from icestream.index.moving import Move, Shelf, stage, unstage, without
-from icestream.index.store import create_store
+from icestream.index.rewrite_update import Move, Shelf, stage, unstage, without
 
 BUCKETS = 4
 

@@ -15,7 +15,7 @@ from icestream.index.bucket import lookup
 from icestream.index.damage import IndexDamaged
 from icestream.index.disk import write_whole
 from icestream.index.entries import COLUMNS, concat, rows, tombstones
-from icestream.index.run import Origin, RunWriter, open_run, pieces, write_run
+from icestream.index.sorted_run import Origin, RunWriter, open_run, pieces, write_run
 
 ORIGIN = Origin("table", 3, "commit")
 

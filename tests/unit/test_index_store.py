@@ -19,8 +19,8 @@ from icestream.index import merge as merging
 from icestream.index.damage import IndexDamaged
 from icestream.index.entries import concat, rows, tombstones
 from icestream.index.files import add_list, load_files
+from icestream.index.key_index import Store, Unusable, create_store, open_store
 from icestream.index.keys import bucket_of, key_hashes
-from icestream.index.store import Store, Unusable, create_store, open_store
 
 BUCKETS = 4
 DAY = 86_400
@@ -325,7 +325,7 @@ def test_a_failed_merge_is_tried_again(tmp_path, monkeypatch):
     for number in range(2, 6):
         commit(store, number, dict.fromkeys(range(40), (0, number)))
     with monkeypatch.context() as patch:
-        patch.setattr("icestream.index.store.merge", lambda job: 1 / 0)
+        patch.setattr("icestream.index.key_index.merge", lambda job: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.merge()
     assert store.merge() == BUCKETS

@@ -23,12 +23,12 @@ from pyiceberg.types import (
 )
 
 from icestream.errors import SchemaRefused, TableRefused
-from icestream.index import live, spill
+from icestream.index import live_rows, spill
 from icestream.index.build import build
 from icestream.index.entries import concat, rows
 from icestream.index.follow import Followed, catch_up, follow
+from icestream.index.key_index import Unusable
 from icestream.index.keys import bucket_of, key_hashes
-from icestream.index.store import Unusable
 from icestream.index.tombstones import read_tombstones, tidy_tombstones, write_tombstones
 
 pytestmark = pytest.mark.slow
@@ -123,7 +123,7 @@ def test_memory_stays_bounded_by_spilling(table, tmp_path, monkeypatch):
     table.append(data(*range(1000)))
     table.append(data(*range(1000, 1500)))
     monkeypatch.setattr(spill.Spill.__init__, "__defaults__", (64,))
-    monkeypatch.setattr(live, "_BATCH", 50)
+    monkeypatch.setattr(rows, "_BATCH", 50)
     store, built = build(table, tmp_path / "i", ["id"], buckets=BUCKETS)
     assert answers(store, range(1500)) == truth(table)
     assert built.duplicates == 0
@@ -239,7 +239,7 @@ def test_equality_deletes_are_refused(table, tmp_path, monkeypatch):
             return [entry]
 
     with pytest.raises(TableRefused, match="equality deletes"):
-        live.contents(table.io, [Manifest()])
+        live_rows.contents(table.io, [Manifest()])
 
 
 # ── tombstones ──────────────────────────────────────────────────────────────────────────────────

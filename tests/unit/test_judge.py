@@ -13,7 +13,7 @@ from icestream.formats.debezium import DebeziumFormat
 from icestream.formats.json import JsonFormat
 from icestream.formats.sequence import encode_sequence
 from icestream.records import RECORDS
-from icestream.upsert.judge import Terms, hidden_fields, judged
+from icestream.upsert.change_rules import Terms, hidden_fields, judged
 
 ROW = (NestedField(1, "id", LongType()), NestedField(2, "v", LongType()))
 META = StructType(NestedField(4, "version", LongType()), NestedField(5, "by", StringType()))

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.commit.marker import Loss
 from icestream.sources import Losses
 from icestream.sources.kafka.loss import Log, losses
+from icestream.tables.marker import Loss
 
 ID, OTHER = "id-1", "id-2"
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from icestream.commit.marker import Loss
 from icestream.commit.protocol import Range
 from icestream.config.kafka import OAUTH_HANDLER
 from icestream.config.options.source import KafkaSource as Options
@@ -18,6 +17,7 @@ from icestream.sources import Losses, source_for
 from icestream.sources.kafka import watch
 from icestream.sources.kafka.source import KafkaSource, java_pattern
 from icestream.sources.kafka.watch import Ends
+from icestream.tables.marker import Loss
 
 
 def source(**facts):

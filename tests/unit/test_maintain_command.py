@@ -8,11 +8,11 @@ import pytest
 
 from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
-from icestream.commit.marker import Marker, property_name, summary
 from icestream.config.load import load
+from icestream.events import MaintenanceFinished, MaintenanceProgress
 from icestream.maintain.action import Kind
-from icestream.observe.events import MaintenanceFinished, MaintenanceProgress
 from icestream.observe.history import History
+from icestream.tables.marker import Marker, property_name, summary
 
 PIPELINE = """\
 name: shop

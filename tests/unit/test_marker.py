@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.commit.marker import Counts, Loss, LossKind, Marker, property_name, summary
 from icestream.errors import Replaced
+from icestream.tables.marker import Counts, Loss, LossKind, Marker, property_name, summary
 
 NAMES = st.text(max_size=12)
 POSITIONS = st.dictionaries(

@@ -13,7 +13,7 @@ from pyiceberg import types as t
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
+from icestream.tables.arrow import arrow_schema
 from icestream.write.metrics import (
     NanCounter,
     file_metrics,

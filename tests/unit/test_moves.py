@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.errors import InternalError
-from icestream.maintain.rewrite.carry import Carry
-from icestream.maintain.rewrite.files import File, GiveWay, Listed
+from icestream.maintain.rewrite.carry_over import Carry
 from icestream.maintain.rewrite.merge import Share, shares, worth_it
-from icestream.maintain.rewrite.moves import Moves, Output, Source
+from icestream.maintain.rewrite.row_mapping import Moves, Output, Source
+from icestream.tables.live_files import File, GiveWay, Listed
 
 
 def positions(*numbers):

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from icestream.commit.marker import Marker, property_name, summary
 from icestream.maintain.orphans import Orphan, removable
+from icestream.tables.marker import Marker, property_name, summary
 
 C = {name: name * 32 for name in "abcdef"}  # commit ids
 PLACE = "/lake/shop/events"

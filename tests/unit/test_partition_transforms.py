@@ -13,12 +13,12 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 
-from icestream.arrow import arrow_schema
 from icestream.errors import TableRefused
-from icestream.write.arrow import plain
+from icestream.tables.arrow import arrow_schema
+from icestream.tables.partition_values import json_values
+from icestream.write.conform import plain
 from icestream.write.partition import Partitioner, transformed
 from icestream.write.sort import Order
-from icestream.write.values import json_values
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import pytest
 
 from icestream import errors
 from icestream.errors import GaveUp, Unreachable
-from icestream.patience import OUTAGE_SECONDS, RESTARTS, Patience
+from icestream.run.restart_policy import OUTAGE_SECONDS, RESTARTS, Patience
 
 SAFE = {"GaveUp", "IndexDamaged", "StorageFailed", "Unreachable"}
 

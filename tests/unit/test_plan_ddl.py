@@ -16,7 +16,7 @@ from pyiceberg.types import (
 
 from icestream.config.ddl import parse_partition, parse_sort
 from icestream.plan.ddl import HIDDEN, create_statements
-from icestream.write.design import Design
+from icestream.tables.design import Design
 
 FIELDS = (
     NestedField(1, "id", LongType()),

@@ -2,23 +2,23 @@
 
 import pytest
 
-from icestream import mirrors, portions, task
+from icestream.batch import arrow_batches, decode_task, mirrors
+from icestream.batch import write_task as upsert_task
 from icestream.index.entries import COLUMNS
 from icestream.maintain.rewrite import rewriter, stage
 from icestream.plan import memory
 from icestream.plan.memory import MB, Load, Mirror, needs
 from icestream.sources.kafka import source
 from icestream.spark import session
-from icestream.upsert import task as upsert_task
 
 
 def test_the_figures_are_those_of_the_code():
     settings, entry = session._SETTINGS, sum(kind.itemsize for kind in COLUMNS.values())
     assert settings["spark.driver.memory"] == memory.HEAP
     assert settings["spark.sql.execution.arrow.maxRecordsPerBatch"] == str(memory.BATCH_RECORDS)
-    assert memory.BATCH_BYTES == portions._WEIGHED
-    assert portions._SMALL_RECORD == memory.LARGE_RECORD
-    assert task._MEMORY == upsert_task._MEMORY == memory.HELD_ROWS
+    assert memory.BATCH_BYTES == arrow_batches._WEIGHED
+    assert arrow_batches._SMALL_RECORD == memory.LARGE_RECORD
+    assert decode_task._MEMORY == upsert_task._MEMORY == memory.HELD_ROWS
     assert mirrors._BYTES_PER_GROUP == memory.GROUP_BYTES
     assert source._FETCH_MEMORY == memory.KAFKA_FETCHES
     assert stage._MEMORY == memory.REWRITE_ROWS

@@ -6,8 +6,8 @@ from healths import DAY, MB, NOW, File, files, health, maintenance, snapshots
 from icestream.errors import ConfigError
 from icestream.maintain.action import Ending, Group, Kind
 from icestream.maintain.compaction import Compaction
-from icestream.maintain.pace import BYTES_PER_S, FILE_SECONDS, Pace, Past, pace_of
 from icestream.maintain.policy import Budget, allowance, plan
+from icestream.maintain.rewrite_speed import BYTES_PER_S, FILE_SECONDS, Pace, Past, pace_of
 
 REWRITE, DELETES = Kind.REWRITE_DATA_FILES, Kind.REWRITE_POSITION_DELETE_FILES
 MANIFESTS, EXPIRE, ORPHANS = Kind.REWRITE_MANIFESTS, Kind.EXPIRE_SNAPSHOTS, Kind.REMOVE_ORPHAN_FILES

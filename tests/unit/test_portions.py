@@ -2,7 +2,7 @@
 
 import pytest
 
-from icestream.portions import MOST, Seen, settings
+from icestream.batch.arrow_batches import MOST, Seen, settings
 
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 NO_LIMIT = (1 << 31) - 1

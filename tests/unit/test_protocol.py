@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream import landing
-from icestream.commit.marker import Counts, Loss, Marker
+from icestream.commit import table_commits
 from icestream.commit.protocol import (
     Ancestor,
     Claim,
@@ -38,8 +37,9 @@ from icestream.commit.protocol import (
     trim_only,
 )
 from icestream.errors import Fenced, GaveUp, Replaced, Unreachable
-from icestream.observe.events import Bus, CommitRetried, LossAccepted
+from icestream.events import Bus, CommitRetried, LossAccepted
 from icestream.sources import Losses, Start
+from icestream.tables.marker import Counts, Loss, Marker
 
 CLAIM = Claim("shop", generation=2, run_id="me")
 ACCEPTED = Loss("retention", "earlier", 0, 3, 7)  # by an earlier run
@@ -781,13 +781,13 @@ class NoKeeping:
 @pytest.fixture
 def at_once(monkeypatch):
     """Retries without waiting."""
-    monkeypatch.setattr(landing, "_pause", patient(8))
+    monkeypatch.setattr(table_commits, "_pause", patient(8))
 
 
 def take(catalog, name, seen, claim):
     """What a start does for each table."""
     start = Start({"orders": {0: 0}})
-    return landing.Landing(catalog, NoKeeping(), Bus(), claim).take(name, seen, start)
+    return table_commits.Landing(catalog, NoKeeping(), Bus(), claim).take(name, seen, start)
 
 
 def test_a_claim_refused_by_a_foreign_commit_is_tried_again(at_once):
@@ -830,7 +830,7 @@ def test_losses_are_written_down_once_and_told(at_once, case):
     catalog.fates = fates[case]
     bus, heard = Bus(), []
     bus.join(heard.append)
-    after = landing.Landing(catalog, NoKeeping(), bus, CLAIM).forgive("t", planned, LOST)
+    after = table_commits.Landing(catalog, NoKeeping(), bus, CLAIM).forgive("t", planned, LOST)
     assert after == catalog.load("t")
     assert after.marker.losses == LOST.lost
     assert after.marker.positions == {"orders": {0: 5}}
@@ -850,6 +850,6 @@ def test_who_lost_the_table_accepts_nothing_for_it(at_once):
     bus, heard = Bus(), []
     bus.join(heard.append)
     with pytest.raises(Fenced):
-        landing.Landing(catalog, NoKeeping(), bus, CLAIM).forgive("t", planned, LOST)
+        table_commits.Landing(catalog, NoKeeping(), bus, CLAIM).forgive("t", planned, LOST)
     assert catalog.load("t").marker.losses == ()
     assert not any(isinstance(each, LossAccepted) for each in heard)

@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from icestream import errors
-from icestream.commit.marker import Loss, LossKind, Marker
 from icestream.commit.protocol import Missing, Outcome, TableView, Verdict
-from icestream.refusals import loss_refusal, refusal
+from icestream.commit.refusals import loss_refusal, refusal
+from icestream.tables.marker import Loss, LossKind, Marker
 
 MARKER = Marker("shop", 4, "run", "commit-9", None, 1, "u", 1)
 VIEW = TableView("u", MARKER, (), 1, 0)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from icestream.commit.committer import view_of
-from icestream.commit.marker import Counts, Loss, Marker, property_name, summary
+from icestream.commit.java_catalog import view_of
 from icestream.commit.protocol import Claim, Outcome, Standing, may_claim, resolve, standing
 from icestream.errors import TableRefused
 from icestream.rewind import Target
-from icestream.rewind.past import continued, past_of
+from icestream.rewind.history import continued, past_of
 from icestream.rewind.plan import counts_then, plan_aside, plan_table
+from icestream.tables.marker import Counts, Loss, Marker, property_name, summary
 from icestream.verify.chain import check_chain
 from icestream.verify.report import Findings
 

@@ -11,11 +11,11 @@ from pyiceberg.exceptions import CommitFailedException
 
 from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
-from icestream.commit.marker import Counts, Marker, property_name, summary
 from icestream.config.load import load
 from icestream.errors import GaveUp, TableRefused
 from icestream.rewind import Target, rewind, tables
 from icestream.rewind.plan import moment
+from icestream.tables.marker import Counts, Marker, property_name, summary
 from icestream.verify import verify
 
 PIPELINE = """\

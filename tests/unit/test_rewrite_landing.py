@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 from pyiceberg.manifest import DataFileContent, FileFormat
 
-from icestream.commit.committer import REWRITE_ID, Outdated, Replace
+from icestream.commit.java_catalog import REWRITE_ID, Outdated, Replace
 from icestream.commit.protocol import Ancestor, CommitFailed, TableView
 from icestream.errors import Unreachable
-from icestream.index.moving import Move
-from icestream.maintain.rewrite import landing
-from icestream.maintain.rewrite.files import GiveWay, _file
-from icestream.maintain.rewrite.job import Cancelled
-from icestream.maintain.rewrite.landing import ATTEMPTS, Desk, Try
-from icestream.maintain.turns import NoTurn
+from icestream.index.rewrite_update import Move
+from icestream.maintain.gate import NoTurn
+from icestream.maintain.rewrite import commit
+from icestream.maintain.rewrite.commit import ATTEMPTS, Desk, Try
+from icestream.maintain.rewrite.task_runner import Cancelled
+from icestream.tables.live_files import GiveWay, _file
 from icestream.write.target import StagedFile
 
 
@@ -106,7 +106,7 @@ class Mirrors:
 
 @pytest.fixture
 def land(monkeypatch, tmp_path):
-    monkeypatch.setattr(landing, "_pause", lambda attempt: None)
+    monkeypatch.setattr(commit, "_pause", lambda attempt: None)
 
     def landed(table, stopped=lambda: False, turns=None):
         offer, mirrors = Offer(table, tmp_path), Mirrors()
@@ -204,13 +204,13 @@ def test_expired_history_is_followed_and_a_rollback_is_not(land):
     table.move_on()
     table.move_on()
     table.kept_from = 5
-    assert landing._descendant(table.load(""), offer.planned)
+    assert commit._descendant(table.load(""), offer.planned)
     table.history[5:] = []
     table.kept_from = 1
-    assert landing._descendant(table.load(""), offer.planned)
+    assert commit._descendant(table.load(""), offer.planned)
     table.history[3:] = [(9, None)]  # snapshot 4 is no longer on the way
     with pytest.raises(GiveWay, match="moved back"):
-        landing._descendant(table.load(""), offer.planned)
+        commit._descendant(table.load(""), offer.planned)
 
 
 def test_a_catalog_that_does_not_answer_for_a_while(land, tmp_path):

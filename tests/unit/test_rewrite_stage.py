@@ -13,14 +13,14 @@ import pytest
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
 from icestream.errors import GaveUp, InternalError, SchemaRefused, StorageFailed
-from icestream.index.moving import Shelf
-from icestream.index.run import open_run, read_origin
-from icestream.maintain.rewrite.job import Cancelled, ProcessJob
-from icestream.maintain.rewrite.moves import Moves, Output, Source
+from icestream.index.rewrite_update import Shelf
+from icestream.index.sorted_run import open_run, read_origin
+from icestream.maintain.rewrite.row_mapping import Moves, Output, Source
 from icestream.maintain.rewrite.stage import Numbered, RewriteTask, Rewritten
-from icestream.upsert.deletes import Place, write_deletes
+from icestream.maintain.rewrite.task_runner import Cancelled, ProcessJob
+from icestream.tables.arrow import arrow_schema
+from icestream.write.position_deletes import Place, write_deletes
 from icestream.write.stage import Stager, StageTarget
 
 ROWS = 50

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from icestream.config.checks import check
 from icestream.config.model import Pipeline
 from icestream.config.route import TABLE_NAME
+from icestream.config.router import Router
 from icestream.errors import ConfigError
-from icestream.route import Router
-from icestream.write.design import quarantine_name
+from icestream.tables.design import quarantine_name
 
 
 def pipeline(*rules):

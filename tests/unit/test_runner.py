@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from icestream import running
 from icestream.config.model import Pipeline as Config
 from icestream.errors import ConfigError, Fenced, GaveUp, SparkEnded, Unreachable
-from icestream.observe.events import Bus
-from icestream.runner import _refuse_conflicts, stop_signals
-from icestream.running import Run, StopRequested, _drain
+from icestream.events import Bus
+from icestream.run import pipeline_run
+from icestream.run.pipeline_run import Run, StopRequested, _drain
+from icestream.run.supervisor import _refuse_conflicts, stop_signals
 from icestream.spark import ended
 
 
@@ -167,11 +167,11 @@ def test_a_start_that_fails_says_why_if_it_can(tmp_path, monkeypatch, reason):
         def let_go(self):
             pass
 
-    monkeypatch.setattr(running, "assembled", lambda *arguments: (Overtaken(), None))
+    monkeypatch.setattr(pipeline_run, "assembled", lambda *arguments: (Overtaken(), None))
     told, bus = [], Bus()
     bus.join(told.append)
     with pytest.raises(Fenced if reason else FileNotFoundError):
-        running.start(None, config("p", state_location=str(tmp_path)), bus, True, False)
+        pipeline_run.start(None, config("p", state_location=str(tmp_path)), bus, True, False)
     assert [event.kind for event in told] == ["run_failed"]
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from icestream.batch.decode_task import Report
+from icestream.commit.refusals import partitions_refusal
+from icestream.commit.table_commits import Landing, Work
 from icestream.errors import TooManyPartitions
-from icestream.landing import Landing, Work
-from icestream.patience import passes
-from icestream.refusals import partitions_refusal
-from icestream.task import Report
+from icestream.run.restart_policy import passes
 from icestream.write.partition import MOST_PARTITIONS, Scattered, most_partitions
 from icestream.write.stage import StagedFile, Stager, StageTarget
 

@@ -8,11 +8,11 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
-from icestream.arrow import arrow_schema
+from icestream.batch.row_layout import Shape, split
 from icestream.formats import Decoded
 from icestream.records import RECORDS
 from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA
-from icestream.shape import Shape, split
+from icestream.tables.arrow import arrow_schema
 
 NOW = datetime(2024, 5, 1, tzinfo=UTC)
 DATA = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))

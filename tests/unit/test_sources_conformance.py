@@ -9,7 +9,6 @@ import pytest
 from pydantic import TypeAdapter
 
 from icestream.catalogs import CATALOGS, catalog_for, spark_conf
-from icestream.commit.marker import Marker
 from icestream.commit.protocol import Range
 from icestream.config.options.catalog import Catalog
 from icestream.errors import ConfigError, NotBuilt, Unreachable
@@ -17,6 +16,7 @@ from icestream.plugins import plugin
 from icestream.records import RECORDS
 from icestream.sources import SOURCES, Located, Losses, source_for
 from icestream.spark import jars
+from icestream.tables.marker import Marker
 
 sources = pytest.mark.parametrize("name", sorted(SOURCES))
 catalogs = pytest.mark.parametrize("name", sorted(CATALOGS))

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
 from icestream.errors import ConfigError, SchemaRefused
+from icestream.tables.arrow import arrow_schema
+from icestream.tables.partition_values import LONGEST_NAME
 from icestream.write.stage import Stager, StageTarget
-from icestream.write.values import LONGEST_NAME
 
 SCHEMA = {
     "type": "struct",

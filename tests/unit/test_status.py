@@ -10,11 +10,11 @@ import pytest
 from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
 from icestream.cli import show
-from icestream.commit.marker import Counts, Loss, Marker, property_name, summary
 from icestream.config.load import load
-from icestream.observe.events import PartitionState, RunFailed, RunStarted, TableCommitted
+from icestream.events import PartitionState, RunFailed, RunStarted, TableCommitted
 from icestream.observe.history import History
-from icestream.status import pipeline_status
+from icestream.observe.status import pipeline_status
+from icestream.tables.marker import Counts, Loss, Marker, property_name, summary
 
 PIPELINE = """\
 name: shop

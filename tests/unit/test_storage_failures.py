@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from icestream.errors import StorageFailed
-from icestream.patience import Patience
-from icestream.write.present import missing
+from icestream.run.restart_policy import Patience
 from icestream.write.stage import StagedFile, Stager, StageTarget
+from icestream.write.staged import missing
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full to write to")

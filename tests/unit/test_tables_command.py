@@ -10,10 +10,10 @@ import pytest
 
 from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
-from icestream.commit.marker import Marker, property_name, summary
 from icestream.config.load import load
+from icestream.events import TableCommitted
 from icestream.observe import history
-from icestream.observe.events import TableCommitted
+from icestream.tables.marker import Marker, property_name, summary
 
 PIPELINE = """\
 name: shop

@@ -10,12 +10,12 @@ import pytest
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
-from icestream.aside import Offender, above
+from icestream.batch.decode_task import Report, StageTask, TableTask, _times
+from icestream.batch.quarantine import Offender, above
 from icestream.errors import IcestreamError, SourceChanged
 from icestream.formats.json import JsonFormat
 from icestream.records import RECORDS
 from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA, NewField
-from icestream.task import Report, StageTask, TableTask, _times
 from icestream.write.stage import StagedFile, StageTarget
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

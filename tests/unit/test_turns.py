@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from icestream.maintain.turns import NoTurn, Turns
+from icestream.maintain.gate import NoTurn, Turns
 
 
 @pytest.fixture

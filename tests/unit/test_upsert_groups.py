@@ -4,10 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from icestream.batch.mirrors import groups_of
 from icestream.formats import TRUNCATE, UPSERT
 from icestream.formats import Changes as Decoded
 from icestream.index.keys import bucket_of
-from icestream.mirrors import groups_of
 from icestream.upsert.changes import changes_of
 
 BUCKETS = 16

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from icestream.commit.marker import Counts, Loss, Marker, property_name, summary
+from icestream.tables.marker import Counts, Loss, Marker, property_name, summary
 from icestream.verify.chain import check_chain
 from icestream.verify.report import Findings
 

@@ -24,11 +24,11 @@ from pyiceberg.types import (
 )
 
 from icestream.catalogs import catalog_for
-from icestream.commit.marker import Counts, Marker, property_name, summary
 from icestream.config.load import load
 from icestream.formats import DELETE, UPSERT
 from icestream.formats.sequence import encode_sequence
 from icestream.records import RECORDS
+from icestream.tables.marker import Counts, Marker, property_name, summary
 from icestream.verify import broker, verify
 from icestream.verify.replay import Changes, Replay, Truncate, Uncarried
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from icestream.commit.marker import Counts, Loss, Marker
+from icestream.tables.marker import Counts, Loss, Marker
 from icestream.verify.chain import Chain, Link
 from icestream.verify.offsets import Offsets, runs, span
 from icestream.verify.report import MOST, Findings

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from icestream.catalogs.sqlite import use_wal
 from icestream.errors import SetupError, Unreachable
-from icestream.sqlite import use_wal
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog as PyCatalog

@@ -47,12 +47,12 @@ def cli(context: click.Context, log_format: str) -> None:
 @click.pass_obj
 def demo(log_format: str, seconds: int, folder: Path, kafka: bool) -> None:
     """Run a small shop into a local lake, then show what was ingested."""
-    from icestream.cli.books import prove_generated
-    from icestream.cli.demo import prepare, suggest, summary
+    from icestream.cli.demo.expected_orders import prove_generated
+    from icestream.cli.demo.generated import prepare, suggest, summary
     from icestream.cli.watch import run_watched
 
     if kafka:
-        from icestream.cli.demo_kafka import run_demo
+        from icestream.cli.demo.kafka import run_demo
 
         run_demo(folder, seconds, log_format)
         return
@@ -123,7 +123,7 @@ def preview(file: Path, rows: int, as_json: bool) -> None:
     """Read a few records, decode them, and show the rows; writes nothing."""
     from icestream.cli.show import show_preview
     from icestream.config.load import load
-    from icestream.preview import preview as look
+    from icestream.plan.preview import preview as look
 
     show_preview(look(load(file), rows), as_json)
 
@@ -155,7 +155,7 @@ def status(file: Path, watch: bool, partitions: bool, as_json: bool) -> None:
     """Say how each table stands; exit 1 when one is unhealthy."""
     from icestream.cli.show import show_status, watch_status
     from icestream.config.load import load
-    from icestream.status import pipeline_status
+    from icestream.observe.status import pipeline_status
 
     loaded = load(file)
     if watch:
@@ -271,7 +271,7 @@ def rewind(
 def doctor(as_json: bool) -> None:
     """Check this machine: Java, Spark, jars, memory, disk, clock."""
     from icestream.cli.show import show_checks
-    from icestream.doctor import run_checks
+    from icestream.spark.doctor import run_checks
 
     checks = run_checks()
     show_checks(checks, as_json)

@@ -15,12 +15,12 @@ from icestream.cli import output
 from icestream.config.load import Loaded
 from icestream.config.model import Pipeline as Config
 from icestream.errors import UsageError
+from icestream.events import Bus
 from icestream.maintain.action import Action, Ending, Kind, Result
-from icestream.maintain.past import past_of
+from icestream.maintain.past_actions import past_of
 from icestream.maintain.policy import Budget, plan
 from icestream.maintain.survey import Survey, survey
 from icestream.observe import history
-from icestream.observe.events import Bus
 from icestream.observe.history import History
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def run_maintenance(
     loaded: Loaded, actions: Sequence[Action], log_format: str, as_json: bool
 ) -> bool:
     """Do it, show how far it is, then what came of it; → whether nothing failed."""
-    from icestream.maintain.beside import Crew
-    from icestream.maintain.turns import Turns
-    from icestream.runner import stop_signals
+    from icestream.maintain.gate import Turns
+    from icestream.maintain.thread import Crew
+    from icestream.run.supervisor import stop_signals
 
     config = loaded.pipeline
     assert config.maintenance is not False, "nothing is due then"
@@ -148,11 +148,11 @@ def show_plan(actions: Sequence[Action], off: bool, as_json: bool) -> None:
 
 def show_orphans(loaded: Loaded, actions: Sequence[Action], as_json: bool) -> None:
     """What a removal of orphans would remove now, file by file; removes nothing."""
-    from icestream.maintain.beside import java_tables
+    from icestream.maintain.gate import Turns
+    from icestream.maintain.iceberg_actions import Procedures
     from icestream.maintain.orphans import Listed, listed
-    from icestream.maintain.procedures import Procedures
-    from icestream.maintain.turns import Turns
-    from icestream.runner import stop_signals
+    from icestream.maintain.thread import java_tables
+    from icestream.run.supervisor import stop_signals
 
     config = loaded.pipeline
     assert config.maintenance is not False, "nothing is due then"

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from icestream.errors import IcestreamError, InternalError
-from icestream.observe.events import (
+from icestream.events import (
     Bus,
     Event,
     MaintenanceFailed,

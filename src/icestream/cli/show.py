@@ -8,10 +8,10 @@ from typing import Any
 import humanize
 
 from icestream.cli import output
-from icestream.doctor import Check
-from icestream.preview import TablePreview
+from icestream.observe.status import PipelineStatus, TableStatus
+from icestream.plan.preview import TablePreview
+from icestream.spark.doctor import Check
 from icestream.spark.jars import JarStatus
-from icestream.status import PipelineStatus, TableStatus
 
 
 def show_checks(checks: Sequence[Check], as_json: bool) -> None:

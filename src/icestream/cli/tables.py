@@ -6,7 +6,7 @@ import humanize
 
 from icestream.cli import output
 from icestream.config.model import Pipeline as Config
-from icestream.maintain.past import past_of
+from icestream.maintain.past_actions import past_of
 from icestream.maintain.survey import Survey, survey
 
 

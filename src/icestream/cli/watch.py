@@ -5,7 +5,7 @@ from functools import partial
 
 from icestream.cli import output
 from icestream.config.load import Loaded
-from icestream.observe.events import Bus
+from icestream.events import Bus
 
 
 def run_watched(
@@ -16,7 +16,7 @@ def run_watched(
     accept_loss: bool = False,
 ) -> None:
     """Run pipelines and show what happens."""
-    from icestream.runner import run
+    from icestream.run.supervisor import run
     from icestream.sources import source_for
     from icestream.spark import jars
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from icestream.commit.marker import Counts, Loss, Marker, Positions
 from icestream.errors import Unreachable
+from icestream.tables.marker import Counts, Loss, Marker, Positions
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ from pyiceberg.types import (
     StructType,
 )
 
-from icestream.arrow import arrow_schema
 from icestream.formats import Decoded, casts, duck, jsonbytes, jsonkeys, reasons, template
 from icestream.formats.jsonbytes import Rows
 from icestream.formats.jsonkeys import Suspects
 from icestream.schema import Rule
+from icestream.tables.arrow import arrow_schema
 
 Path = tuple[str, ...]
 

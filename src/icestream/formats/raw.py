@@ -6,11 +6,11 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, NestedField, StringType
 
-from icestream.arrow import arrow_schema
 from icestream.errors import ConfigError
 from icestream.formats import Decoded, reasons
 from icestream.formats.casts import utf8
 from icestream.schema import Rule
+from icestream.tables.arrow import arrow_schema
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from icestream.index.entries import SIZE, TOMBSTONE
 from icestream.index.keys import Hashes
-from icestream.index.run import Run
 from icestream.index.sequences import LONGER, Sequences
+from icestream.index.sorted_run import Run
 
 
 @dataclass(frozen=True)

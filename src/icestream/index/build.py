@@ -9,15 +9,15 @@ import numpy as np
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from icestream.commit.marker import Positions
 from icestream.errors import InternalError
 from icestream.index.entries import LARGEST
-from icestream.index.live import Columns, Contents, contents, deleted, live_rows, order_of
+from icestream.index.key_index import Store, create_store
+from icestream.index.live_rows import Columns, Contents, contents, deleted, live_rows, order_of
 from icestream.index.merge import KEEP_SECONDS, Job, RunRef, merge
-from icestream.index.run import open_run
+from icestream.index.sorted_run import open_run
 from icestream.index.spill import Spill
-from icestream.index.store import Store, create_store
 from icestream.index.tombstones import read_tombstones
+from icestream.tables.marker import Positions
 
 BUCKETS = 16
 

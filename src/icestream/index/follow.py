@@ -11,13 +11,13 @@ from pyiceberg.manifest import ManifestEntry
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
-from icestream.commit.marker import Positions as Reached
 from icestream.index.bucket import lookup
 from icestream.index.build import BUCKETS, Built, build
 from icestream.index.damage import IndexDamaged
 from icestream.index.entries import Entries
+from icestream.index.key_index import Store, Unusable, open_store
 from icestream.index.keys import bucket_of
-from icestream.index.live import (
+from icestream.index.live_rows import (
     Columns,
     Contents,
     Positions,
@@ -29,10 +29,10 @@ from icestream.index.live import (
     read_deletes,
 )
 from icestream.index.merge import RunRef
-from icestream.index.run import open_run, pieces
+from icestream.index.sorted_run import open_run, pieces
 from icestream.index.spill import Spill
-from icestream.index.store import Store, Unusable, open_store
 from icestream.index.tombstones import read_tombstones
+from icestream.tables.marker import Positions as Reached
 
 _COMMIT_ID = "icestream.commit-id"
 _AT_ONCE = 1 << 19  # entries in memory

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from icestream.index.bucket import is_live
 from icestream.index.damage import damaged
 from icestream.index.entries import Entries, concat
-from icestream.index.run import Origin, Run, RunWriter, open_run, pieces
+from icestream.index.sorted_run import Origin, Run, RunWriter, open_run, pieces
 
 FAN = 4
 KEEP_SECONDS = 7 * 86_400  # an event that is older than its key's deletion and this counts as new

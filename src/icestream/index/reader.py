@@ -17,7 +17,7 @@ from icestream.index.files import Files, load_files
 from icestream.index.keys import Hashes, bucket_of
 from icestream.index.manifest import Manifest
 from icestream.index.merge import run_folder
-from icestream.index.run import Origin, Run, open_run, pieces, write_run
+from icestream.index.sorted_run import Origin, Run, open_run, pieces, write_run
 
 _AT_ONCE = 1 << 19  # entries in memory
 

@@ -8,7 +8,7 @@ import numpy as np
 from icestream.index.entries import Entries, concat
 from icestream.index.keys import bucket_of
 from icestream.index.merge import RunRef, run_folder
-from icestream.index.run import Origin, write_run
+from icestream.index.sorted_run import Origin, write_run
 
 AT_ONCE = 1 << 21  # entries in memory, about 90 MB
 

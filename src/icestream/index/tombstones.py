@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from icestream.commit.marker import Positions
 from icestream.index.entries import Entries, tombstones
 from icestream.index.keys import Hashes
 from icestream.index.merge import KEEP_SECONDS
-from icestream.storage import filesystem
+from icestream.tables.marker import Positions
+from icestream.tables.storage import filesystem
 
 FOLDER = "_icestream/tombstones"
 SCHEMA = pa.schema(

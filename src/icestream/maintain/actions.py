@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
-from icestream.commit.committer import IcebergTables
+from icestream.commit.java_catalog import IcebergTables
 from icestream.config.options.maintenance import Maintenance
 from icestream.maintain.action import Action, Ending, Kind, Result
 from icestream.maintain.expire import expire
+from icestream.maintain.gate import NoTurn, Turns
+from icestream.maintain.iceberg_actions import TARGET, Gave, Procedures, Progress, Stopped
 from icestream.maintain.orphans import remove_orphans
-from icestream.maintain.procedures import TARGET, Gave, Procedures, Progress, Stopped
-from icestream.maintain.turns import NoTurn, Turns
-from icestream.write.design import KEYS_PROPERTY
+from icestream.tables.design import KEYS_PROPERTY
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import SparkSession
 
+    from icestream.batch.mirrors import Mirrors
     from icestream.maintain.rewrite import Rewriter
-    from icestream.mirrors import Mirrors
 
 _REWRITES = (Kind.REWRITE_DATA_FILES, Kind.REWRITE_POSITION_DELETE_FILES)
 # Options that the policy and our own rewrite understand; any other one is Iceberg's business.

@@ -10,7 +10,7 @@ import pyarrow as pa
 from icestream.errors import ConfigError
 from icestream.maintain.action import Group
 from icestream.maintain.contents import Contents, DataFiles
-from icestream.maintain.manifests import Numbers
+from icestream.tables.manifests import Numbers
 
 TARGET_BYTES = 256 << 20
 MIN_INPUT_FILES = 8

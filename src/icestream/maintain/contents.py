@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 
-from icestream.maintain.manifests import DATA, EQUALITY_DELETES, POSITION_DELETES, Entries, Numbers
+from icestream.tables.manifests import DATA, EQUALITY_DELETES, POSITION_DELETES, Entries, Numbers
 
 Values = tuple[Any, ...]  # of a partition, as Iceberg stores them
 Namer = Callable[[Values], str]

@@ -7,8 +7,8 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 
-from icestream.commit.committer import IcebergTables
-from icestream.commit.offer import Offer
+from icestream.commit.attempt import Offer
+from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.protocol import Standing, TableView, standing
 from icestream.config.options.maintenance import ExpireSnapshots
 from icestream.maintain.action import Action, Ending, Result

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from icestream.maintain.compaction import Compaction
-from icestream.maintain.pace import BYTES_PER_S
+from icestream.maintain.rewrite_speed import BYTES_PER_S
 
 INTERVALS = (10.0, 60.0, 300.0, 900.0, 3600.0)
 DAY = 86400.0

@@ -24,8 +24,8 @@ from icestream.maintain.contents import (
     Values,
     contents_of,
 )
-from icestream.maintain.manifests import Manifests
-from icestream.write.design import KEYS_PROPERTY
+from icestream.tables.design import KEYS_PROPERTY
+from icestream.tables.manifests import Manifests
 
 _HOUR = 3600.0
 _SELDOM_READ = 8  # a quarantine waits for so many times the usual number of small files

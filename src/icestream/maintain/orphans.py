@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from icestream.commit.committer import Base, IcebergTables, view_of
-from icestream.commit.marker import Marker, property_name
+from icestream.commit.java_catalog import Base, IcebergTables, view_of
 from icestream.failpoints import failpoint
 from icestream.maintain.action import Action, Ending, Result
-from icestream.storage import filesystem
+from icestream.tables.marker import Marker, property_name
+from icestream.tables.storage import filesystem
 
 # As the SQL procedure has it, for files whose names say nothing: somebody may be committing them.
 YOUNGEST_STRANGER = timedelta(days=1)

@@ -11,7 +11,7 @@ from icestream.maintain import compaction
 from icestream.maintain.action import Action, Ending, Group, Kind
 from icestream.maintain.compaction import Due, whole_number
 from icestream.maintain.health import TableHealth
-from icestream.maintain.pace import Pace, Past, pace_of
+from icestream.maintain.rewrite_speed import Pace, Past, pace_of
 
 _SLACK = 0.1  # expiry waits for a tenth more than it should keep, else it would run at every look
 _MOST_SLACK = 0.5  # it rests between two runs, but for that many more it does not

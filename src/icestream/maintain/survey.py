@@ -11,12 +11,12 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, Validat
 from icestream.catalogs import catalog_for
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.maintenance import Maintenance
-from icestream.inventory import answering, routed_tables
 from icestream.maintain.action import Action
 from icestream.maintain.health import Health, TableHealth
-from icestream.maintain.pace import Past
 from icestream.maintain.policy import plan
-from icestream.write.design import quarantine_name
+from icestream.maintain.rewrite_speed import Past
+from icestream.tables.design import quarantine_name
+from icestream.tables.inventory import answering, routed_tables
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from icestream.observe.events import BatchPlanned, Event, MaintenanceProgress
-from icestream.sqlite import code, use_wal
+from icestream.catalogs.sqlite import code, use_wal
+from icestream.events import BatchPlanned, Event, MaintenanceProgress
 
 _FILE = "history.db"
 _WAIT_SECONDS = 30.0  # for the lock of another process

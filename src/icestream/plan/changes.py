@@ -7,12 +7,12 @@ from typing import Literal
 
 from pyiceberg.table import Table
 
+from icestream.commit.table_builder import lacks_included, lacks_layout
 from icestream.config.ddl import format_type, quoted
 from icestream.plan import ddl
 from icestream.plan.sample import Findings
 from icestream.schema import is_wider
-from icestream.write.design import Design
-from icestream.write.table import lacks_included, lacks_layout
+from icestream.tables.design import Design
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pyiceberg.types import NestedField
 
 from icestream.config.ddl import PartitionField, SortField, format_type, quoted
-from icestream.write.design import Design, layout_is_known
+from icestream.tables.design import Design, layout_is_known
 
 _PLURAL = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
 _SECRET = re.compile(r"secret|password|token|credential|(?<!icestream\.)key", re.IGNORECASE)

@@ -9,8 +9,8 @@ from icestream.config.options.maintenance import Maintenance
 from icestream.config.options.table import TableRule
 from icestream.maintain.compaction import Compaction
 from icestream.maintain.forecast import DAY, Forecast, Rate, measured, whiteboard
-from icestream.maintain.pace import pace_of
-from icestream.maintain.past import past_of
+from icestream.maintain.past_actions import past_of
+from icestream.maintain.rewrite_speed import pace_of
 from icestream.observe import history
 
 _BYTES = 100.0  # of a record as stored, if nobody says it: events of a few fields, compressed

@@ -19,19 +19,19 @@ from pyiceberg.types import NestedField
 
 from icestream.catalogs import catalog_for
 from icestream.catalogs.local import FILE, LocalCatalog
+from icestream.commit.table_builder import DEFAULTS, lacks_included
 from icestream.config.ddl import format_type
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.table import TableRule
+from icestream.config.router import Router
 from icestream.errors import IcestreamError, SetupError, TopicMissing, Unreachable
 from icestream.formats import format_for
-from icestream.inventory import answering, routed_tables
 from icestream.plan.changes import Change, changes, differences
 from icestream.plan.ddl import create_statements
 from icestream.plan.sample import Findings, find
-from icestream.route import Router
 from icestream.schema import OUR_NAMES
 from icestream.sources import source_for
-from icestream.write.design import (
+from icestream.tables.design import (
     KEYS_PROPERTY,
     Design,
     declared_design,
@@ -39,7 +39,7 @@ from icestream.write.design import (
     laid_out_columns,
     layout_is_known,
 )
-from icestream.write.table import DEFAULTS, lacks_included
+from icestream.tables.inventory import answering, routed_tables
 
 SAMPLE = 1000  # records, over all topics
 

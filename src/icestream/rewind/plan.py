@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from icestream.commit.marker import Counts, Marker, Positions
 from icestream.errors import TableRefused
-from icestream.rewind.past import Past, Step, flat, without
+from icestream.rewind.history import Past, Step, flat, without
+from icestream.tables.marker import Counts, Marker, Positions
 
 # (snapshot of a quarantine table, positions) → its rows below them
 CountBelow = Callable[[int, Positions], int]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.source import FilesSource
-from icestream.rewind.past import Past, nested
+from icestream.config.router import Router
+from icestream.rewind.history import Past, nested
 from icestream.rewind.plan import TablePlan
-from icestream.route import Router
 from icestream.sources import Source, ledger, source_for
 
 

@@ -12,15 +12,15 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from pyiceberg.table import Table
 
 from icestream.catalogs import catalog_for
-from icestream.commit.marker import Counts, Positions, property_name
+from icestream.commit.rewind import move
 from icestream.config.model import Pipeline as Config
 from icestream.errors import Gap, GaveUp, TableRefused, Unreachable, UsageError
-from icestream.inventory import answering, routed_tables
-from icestream.rewind.move import move
-from icestream.rewind.past import Past, continued, flat, past_of
+from icestream.rewind.history import Past, continued, flat, past_of
 from icestream.rewind.plan import Plan, TablePlan, Target, counts_then, plan_aside, plan_table
 from icestream.rewind.replay import lost_by
-from icestream.write.design import quarantine_name
+from icestream.tables.design import quarantine_name
+from icestream.tables.inventory import answering, routed_tables
+from icestream.tables.marker import Counts, Positions, property_name
 
 _ATTEMPTS = 5  # a run that is still at work may commit between our look and our commit
 

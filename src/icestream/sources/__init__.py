@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from icestream.commit.marker import Loss, Marker, Positions
 from icestream.commit.protocol import Range
 from icestream.errors import Unreachable
 from icestream.plugins import plugin
+from icestream.tables.marker import Loss, Marker, Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

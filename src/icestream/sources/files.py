@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.errors import SetupError, SourceChanged
 from icestream.sources import Located, Losses, RecordFloors, Start, Stream, naming_the_log
 from icestream.sources import ledger as ledgers
 from icestream.sources.ledger import Ledger, Seen, Split
 from icestream.sources.lines import LineReader, cut, is_packed
+from icestream.tables.marker import Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

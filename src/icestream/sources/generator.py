@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.sources import Located, Losses, RecordFloors, Start, Stream
 from icestream.sources.shop import ORDERS_EVERY, make
+from icestream.tables.marker import Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from icestream.errors import SourceChanged
-from icestream.storage import filesystem
+from icestream.tables.storage import filesystem
 
 FOLDER = "_icestream"
 _LINKS = 64  # so many short lists may hang together before the whole is written again

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from icestream.commit.marker import Positions
 from icestream.sources import Handle, naming_the_log
+from icestream.tables.marker import Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

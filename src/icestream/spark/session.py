@@ -39,7 +39,7 @@ _SETTINGS = {
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.python.worker.reuse": "true",
-    "spark.python.daemon.module": "icestream.spark.daemon",
+    "spark.python.daemon.module": "icestream.batch.daemon",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.adaptive.enabled": "false",

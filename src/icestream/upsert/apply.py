@@ -15,18 +15,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
-from icestream.commit.marker import Positions
 from icestream.index.bucket import Found
 from icestream.index.entries import Entries, concat, rows, tombstones
 from icestream.index.keys import EVERY_KEY, Hashes, bucket_of, key_hashes
 from icestream.index.reader import Reader
 from icestream.index.sequences import Sequences
 from icestream.index.tombstones import write_tombstones
+from icestream.tables.arrow import arrow_schema
+from icestream.tables.marker import Positions
 from icestream.upsert.changes import SEQUENCE, Changes
 from icestream.upsert.fold import Folded, fold, in_order, joined, taken, truncated
-from icestream.upsert.oldrows import read_rows
-from icestream.upsert.origins import Origin, Origins
+from icestream.upsert.old_rows import read_rows
+from icestream.upsert.value_origins import Origin, Origins
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 _NO_ROW = "an update without `{}`, and no row to take it from"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from icestream.blocks import pack, unpack
+from icestream.batch.blocks import pack, unpack
 from icestream.formats import TRUNCATE
 from icestream.formats import Changes as Decoded
 from icestream.index.keys import Hashes, bucket_of, key_hashes

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icestream.commit.committer import rewrite_ids
-from icestream.commit.marker import Positions
+from icestream.commit.java_catalog import rewrite_ids
 from icestream.commit.protocol import Ancestor, TableView
 from icestream.index.damage import IndexDamaged
 from icestream.index.follow import Followed, catch_up, follow
-from icestream.index.moving import Move, Shelf
+from icestream.index.key_index import Store
 from icestream.index.reader import Reader
-from icestream.index.store import Store
+from icestream.index.rewrite_update import Move, Shelf
 from icestream.index.tombstones import tidy_tombstones
-from icestream.upsert.deletes import Place
+from icestream.tables.marker import Positions
 from icestream.upsert.places import places_of
+from icestream.write.position_deletes import Place
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO

@@ -9,10 +9,10 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import VoidTransform
 
-from icestream.arrow import arrow_schema
-from icestream.index.live import contents
-from icestream.upsert.deletes import Place
-from icestream.write.values import json_values
+from icestream.index.live_rows import contents
+from icestream.tables.arrow import arrow_schema
+from icestream.tables.partition_values import json_values
+from icestream.write.position_deletes import Place
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -10,12 +10,12 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from icestream.commit.marker import Positions
 from icestream.config.options.source import KafkaSource
 from icestream.sources.kafka.causes import Causes
 from icestream.sources.kafka.client import REQUEST_SECONDS, Cluster
 from icestream.sources.kafka.properties import SECRETS, librdkafka
 from icestream.sources.kafka.sample import Sample
+from icestream.tables.marker import Positions
 from icestream.verify.chain import Chain
 from icestream.verify.offsets import Offsets, Partition, Sets, runs
 from icestream.verify.report import MOST, Findings

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from icestream.commit.committer import view_of
-from icestream.commit.marker import Marker, Positions, property_name
+from icestream.commit.java_catalog import view_of
 from icestream.commit.protocol import Standing, parent_of, standing
 from icestream.errors import Replaced
+from icestream.tables.marker import Marker, Positions, property_name
 from icestream.verify.report import Findings
 
 # Losses after which offsets are given a second time, or positions are forgotten.

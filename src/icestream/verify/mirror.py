@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
+from icestream.batch.row_layout import Shape, split
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.source import KafkaSource
 from icestream.config.options.table import TableRule
 from icestream.formats import DELETE, TRUNCATE, UPSERT, Decoded, Format, duck, format_for
 from icestream.formats.sequence import encode_sequence
 from icestream.schema import DELETED_COLUMN, OUR_NAMES, SEQUENCE_COLUMN
-from icestream.shape import Shape, split
-from icestream.upsert.judge import hidden_fields, ordering
+from icestream.tables.arrow import arrow_schema
+from icestream.upsert.change_rules import hidden_fields, ordering
 from icestream.verify.broker import Compared, Seen, missing_bad, ranges, record, records
 from icestream.verify.offsets import Offsets, span
 from icestream.verify.replay import Apart, Changes, Kind, Replay, Truncate, Uncarried
@@ -27,7 +27,7 @@ from icestream.verify.report import MOST, Findings
 from icestream.verify.scan import ORIGIN, UNREADABLE, batches, tasks
 from icestream.verify.scratch import database
 from icestream.verify.values import Place, told
-from icestream.write.arrow import conform
+from icestream.write.conform import conform
 
 _PLACE = ("topic", "partition", "offset")
 _NOT_COMPARED = {"_ingested_at", "_src_headers"}  # ours alone; not read here

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
+from icestream.batch.row_layout import Shape, split
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.source import KafkaSource
 from icestream.config.options.table import TableRule
 from icestream.formats import Format, format_for
 from icestream.schema import METADATA_NAMES
-from icestream.shape import Shape, split
+from icestream.tables.arrow import arrow_schema
 from icestream.verify.broker import (
     Compared,
     Seen,

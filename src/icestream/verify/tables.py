@@ -11,11 +11,12 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from icestream.catalogs import catalog_for
-from icestream.commit.marker import Marker, property_name
 from icestream.config.model import Pipeline as Config
 from icestream.config.options.table import TableRule
 from icestream.errors import Replaced
-from icestream.inventory import answering, routed_tables
+from icestream.tables.design import keys_of, quarantine_name
+from icestream.tables.inventory import answering, routed_tables
+from icestream.tables.marker import Marker, property_name
 from icestream.verify.chain import Chain, check_chain
 from icestream.verify.files import Files
 from icestream.verify.keys import Keys
@@ -23,7 +24,6 @@ from icestream.verify.offsets import Offsets
 from icestream.verify.report import Findings, Result
 from icestream.verify.rows import Terms, check_quarantine, check_snapshot
 from icestream.verify.scan import ORIGIN, QUARANTINE_ORIGIN, UNREADABLE, Origins
-from icestream.write.design import keys_of, quarantine_name
 
 
 @dataclass

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from icestream.arrow import arrow_schema
+from icestream.tables.arrow import arrow_schema
 from icestream.verify.scan import ORIGIN, batches, tasks
 from icestream.verify.scratch import number, quoted
-from icestream.write.arrow import conform
+from icestream.write.conform import conform
 
 Place = tuple[str, int, int]  # topic, partition, offset
 

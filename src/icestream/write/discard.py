@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 
-from icestream.storage import filesystem
+from icestream.tables.storage import filesystem
 from icestream.write.target import StagedFile
 
 

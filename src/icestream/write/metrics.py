@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from icestream.write.arrow import column_at, path_to
+from icestream.write.conform import column_at, path_to
 from icestream.write.modes import Mode, modes
 from icestream.write.sort import Order
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
 from icestream.errors import ConfigError, StorageFailed
-from icestream.storage import filesystem
-from icestream.write.arrow import plain
+from icestream.tables.arrow import arrow_schema
+from icestream.tables.storage import filesystem
+from icestream.write.conform import plain
 from icestream.write.metrics import Leaf, NanCounter, content_json, file_metrics
 from icestream.write.partition import Partition
 from icestream.write.spill import split

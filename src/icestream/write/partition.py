@@ -15,8 +15,8 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
 from icestream.errors import TableRefused
-from icestream.write.arrow import column_at, path_to, plain
-from icestream.write.values import folder, json_values
+from icestream.tables.partition_values import folder, json_values
+from icestream.write.conform import column_at, path_to, plain
 
 MOST_PARTITIONS = 1_000  # that one commit writes: each is a file, for every reader to open
 _PROPERTY = "icestream.max-partitions-per-commit"

@@ -4,8 +4,8 @@ import pyarrow as pa
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from icestream.arrow import arrow_schema
-from icestream.write.arrow import conform, stored
+from icestream.tables.arrow import arrow_schema
+from icestream.write.conform import conform, stored
 from icestream.write.metrics import leaves
 from icestream.write.parquet import MB, DataFiles
 from icestream.write.partition import Partition, Partitioner, most_partitions

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from icestream import landing
+from icestream.commit import table_commits
 from icestream.errors import IcestreamError
 
 from .world import Request
@@ -22,8 +22,8 @@ _NEW_ID = SimpleNamespace(hex="")  # what Landing takes for a fresh uuid
 def at_once():
     """Landing without waiting, and with commit ids that a seed repeats."""
     with (
-        patch.object(landing, "uuid", SimpleNamespace(uuid4=lambda: _NEW_ID)),
-        patch.object(landing, "_pause", lambda attempt: attempt < _ATTEMPTS),
+        patch.object(table_commits, "uuid", SimpleNamespace(uuid4=lambda: _NEW_ID)),
+        patch.object(table_commits, "_pause", lambda attempt: attempt < _ATTEMPTS),
     ):
         yield
 

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from icestream import landing
-from icestream.commit import protocol
-from icestream.commit.committer import Append
+from icestream.commit import protocol, table_commits
+from icestream.commit.java_catalog import Append
 from icestream.commit.protocol import Outcome, Plan, Verdict
-from icestream.landing import Landing
+from icestream.commit.table_commits import Landing
 
 from .explore import Variant
 from .world import World
@@ -73,7 +72,7 @@ class _OtherLook(Landing):
             return self.look(seen, advanced(view), view)
 
         settled = protocol.settle(
-            self._tables, name, view, advanced, append, landing._pause, look=look
+            self._tables, name, view, advanced, append, table_commits._pause, look=look
         )
         self._report(name, settled)
         return settled.attempts
@@ -113,7 +112,7 @@ class _RowsFirst(Landing):
         if not aside:
             return True
         rows = Append([file.content_json for file in aside], sum(file.records for file in aside))
-        name, counts = f"{work.table.name}__quarantine", landing.Counts(landed=rows.records)
+        name, counts = f"{work.table.name}__quarantine", table_commits.Counts(landed=rows.records)
         return self._append(name, work.quarantine, work, rows, counts, None) is not None
 
 
@@ -127,9 +126,9 @@ class _StaleClaim(Landing):
     def take(self, name, view, start):
         allowed = protocol.may_claim(view, self.claim)
         if allowed is not Outcome.AGAIN:
-            raise landing.refusal(name, allowed.value, view)
+            raise table_commits.refusal(name, allowed.value, view)
         mine = protocol.claimed(
-            view, self.claim, landing.uuid.uuid4().hex, start.positions, start.stream_ids, {}
+            view, self.claim, table_commits.uuid.uuid4().hex, start.positions, start.stream_ids, {}
         )
 
         def claimed(seen):
@@ -139,7 +138,7 @@ class _StaleClaim(Landing):
             return protocol.may_claim(seen, self.claim)
 
         settled = protocol.settle(
-            self._tables, name, view, claimed, Append(), landing._pause, look=still_ours
+            self._tables, name, view, claimed, Append(), table_commits._pause, look=still_ours
         )
         self._report(name, settled)
         return self._tables.load(name)

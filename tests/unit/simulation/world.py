@@ -4,9 +4,9 @@ from bisect import bisect
 from collections import Counter
 from itertools import count
 
-from icestream.commit.marker import Marker, summary
 from icestream.commit.protocol import Ancestor, CommitFailed, TableView
 from icestream.errors import Unreachable
+from icestream.tables.marker import Marker, summary
 
 from . import rules
 

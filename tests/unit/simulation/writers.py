@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 from icestream.commit import protocol
 from icestream.commit.protocol import Claim, Range, Verdict
+from icestream.commit.refusals import refusal
+from icestream.commit.table_commits import Landing, RunTable, Work, located
 from icestream.errors import GaveUp, IcestreamError
-from icestream.landing import Landing, RunTable, Work, located
-from icestream.refusals import refusal
 from icestream.sources import Start
 
 from .port import Port, together

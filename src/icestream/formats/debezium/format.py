@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, LongType, NestedField, StringType
 
-from icestream.arrow import arrow_schema
 from icestream.formats import DELETE, IGNORE, UPSERT, Changes, Decoded, duck, reasons
 from icestream.formats.debezium import connect, keys, position
 from icestream.formats.debezium.connect import Meaning, Unit
@@ -28,6 +27,7 @@ from icestream.formats.json import decode_objects
 from icestream.formats.jsonkeys import places, where
 from icestream.formats.template import in_order
 from icestream.schema import NewField, Rule, is_wider, merge_new_fields
+from icestream.tables.arrow import arrow_schema
 
 Rows = npt.NDArray[np.int64]
 

@@ -4,18 +4,18 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from icestream.commit.committer import Replace
+from icestream.commit.java_catalog import Replace
 from icestream.commit.protocol import TableView
 from icestream.errors import IndexDamaged
-from icestream.index.moving import Move, Shelf, unstage, without
-from icestream.maintain.rewrite.carry import Carry
-from icestream.maintain.rewrite.files import File, Files, GiveWay, Listed, content_of
-from icestream.maintain.rewrite.landing import Try
-from icestream.maintain.rewrite.moves import Moves, Output, Positions, Source
+from icestream.index.rewrite_update import Move, Shelf, unstage, without
+from icestream.maintain.rewrite.carry_over import Carry
+from icestream.maintain.rewrite.commit import Try
+from icestream.maintain.rewrite.row_mapping import Moves, Output, Positions, Source
 from icestream.maintain.rewrite.stage import Numbered, RewriteTask, Rewritten, read_positions
-from icestream.upsert.deletes import Place, write_deletes
+from icestream.tables.live_files import File, Files, GiveWay, Listed, content_of
 from icestream.write.discard import discard
-from icestream.write.present import missing
+from icestream.write.position_deletes import Place, write_deletes
+from icestream.write.staged import missing
 from icestream.write.target import StageTarget
 
 _FEW = 32  # delete files that may be read while the stream waits

@@ -4,15 +4,15 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from icestream.commit.committer import Replace
+from icestream.commit.java_catalog import Replace
 from icestream.commit.protocol import TableView
-from icestream.index.moving import Move
-from icestream.maintain.rewrite.files import File, GiveWay, Listed, content_of
-from icestream.maintain.rewrite.landing import Try
+from icestream.index.rewrite_update import Move
+from icestream.maintain.rewrite.commit import Try
 from icestream.maintain.rewrite.stage import Numbered, deleted
-from icestream.upsert.deletes import MOST_SCOPED, Place, write_deletes
+from icestream.tables.live_files import File, GiveWay, Listed, content_of
 from icestream.write.discard import discard
-from icestream.write.present import missing
+from icestream.write.position_deletes import MOST_SCOPED, Place, write_deletes
+from icestream.write.staged import missing
 from icestream.write.target import StagedFile, StageTarget
 
 _AT_ONCE = 256  # delete files that one commit replaces: each takes a call to Java

@@ -13,25 +13,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from icestream.commit.committer import IcebergTables
+from icestream.commit.java_catalog import IcebergTables
+from icestream.commit.table_builder import current_schema, stage_target
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
-from icestream.index.moving import Shelf
+from icestream.index.rewrite_update import Shelf
 from icestream.maintain.action import Action, Ending, Group, Kind, Result
+from icestream.maintain.gate import NoTurn
+from icestream.maintain.rewrite.commit import Desk, TurnTaker
 from icestream.maintain.rewrite.data import NewData, Plan
-from icestream.maintain.rewrite.files import File, Files, GiveWay, Listed, place_in
-from icestream.maintain.rewrite.job import Cancelled, job_for
-from icestream.maintain.rewrite.landing import Desk, TurnTaker
 from icestream.maintain.rewrite.merge import NewDeletes, Share, merge, shares, worth_it
 from icestream.maintain.rewrite.stage import Rewritten
-from icestream.maintain.turns import NoTurn
-from icestream.write.table import current_schema, stage_target
+from icestream.maintain.rewrite.task_runner import Cancelled, job_for
+from icestream.tables.live_files import File, Files, GiveWay, Listed, place_in
 from icestream.write.target import StageTarget
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from icestream.mirrors import Mirrors
+    from icestream.batch.mirrors import Mirrors
 
 TARGET_BYTES = 256 << 20
 _TARGET = "write.target-file-size-bytes"

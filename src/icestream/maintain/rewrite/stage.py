@@ -15,27 +15,27 @@ import pyarrow.parquet as pq
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from icestream.arrow import FIELD_ID, arrow_schema
+from icestream.batch.decode_task import reported
 from icestream.errors import IcestreamError, StorageFailed
 from icestream.index.entries import Entries, concat, rows
 from icestream.index.keys import key_hashes
-from icestream.index.live import SEQUENCE, positions_in
-from icestream.index.moving import Shelf, stage
-from icestream.maintain.rewrite.fit import fitted
-from icestream.maintain.rewrite.moves import Positions
-from icestream.storage import filesystem
-from icestream.task import reported
+from icestream.index.live_rows import SEQUENCE, positions_in
+from icestream.index.rewrite_update import Shelf, stage
+from icestream.maintain.rewrite.conform import fitted
+from icestream.maintain.rewrite.row_mapping import Positions
+from icestream.tables.arrow import FIELD_ID, arrow_schema
+from icestream.tables.partition_values import folder
+from icestream.tables.storage import filesystem
 from icestream.upsert.apply import packed, unpacked
-from icestream.upsert.deletes import Place
 from icestream.upsert.places import kinds_of
-from icestream.write.arrow import stored
+from icestream.write.conform import stored
 from icestream.write.discard import discard
 from icestream.write.metrics import leaves
 from icestream.write.parquet import DataFiles
 from icestream.write.partition import Partition
+from icestream.write.position_deletes import Place
 from icestream.write.sort import Order
 from icestream.write.target import StagedFile, StageTarget
-from icestream.write.values import folder
 
 _MEMORY = 64 << 20  # of rows on their way into a file
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 1 << 16
@@ -79,7 +79,7 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class RewriteTask:
-    """Picklable; called once, where `job.py` says, with batches that do not matter."""
+    """Picklable; called once, where `task_runner.py` says, with batches that do not matter."""
 
     target: StageTarget
     place: Place  # of the inputs, and so of the outputs

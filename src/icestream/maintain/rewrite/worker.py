@@ -6,7 +6,7 @@ import pickle
 import sys
 
 from icestream.errors import InternalError
-from icestream.maintain.rewrite.job import SIZE
+from icestream.maintain.rewrite.task_runner import SIZE
 
 _NICE = 5  # about a third of what the stream gets, where both want the processor
 

@@ -19,11 +19,11 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from icestream.commit.marker import Positions
 from icestream.errors import ConfigError
 from icestream.sources.kafka.causes import Causes
 from icestream.sources.kafka.properties import SECRETS, check_files, librdkafka
 from icestream.sources.kafka.sample import Sample
+from icestream.tables.marker import Positions
 
 REQUEST_SECONDS = 10.0
 _SLICE_SECONDS = 0.1

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from icestream.commit.marker import Loss, Positions
 from icestream.sources import Losses
+from icestream.tables.marker import Loss, Positions
 
 
 @dataclass(frozen=True)

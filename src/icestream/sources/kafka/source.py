@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.marker import Positions
 from icestream.commit.protocol import Range
 from icestream.config.kafka import added, jvm_flags
 from icestream.errors import TopicMissing, Unreachable
@@ -19,6 +18,7 @@ from icestream.sources import Located, Losses, RecordFloors, SparkStream, Start
 from icestream.sources.kafka.client import Cluster
 from icestream.sources.kafka.loss import Log, losses
 from icestream.sources.kafka.watch import Ends
+from icestream.tables.marker import Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

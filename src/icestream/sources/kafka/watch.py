@@ -4,9 +4,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from icestream.commit.marker import Positions
 from icestream.errors import Unreachable
 from icestream.sources.kafka.client import Cluster
+from icestream.tables.marker import Positions
 
 _SECONDS = 2.0
 

@@ -1,0 +1,408 @@
+"""The executor's side of a micro-batch: read ▸ trim ▸ route ▸ decode ▸ shape ▸ stage, in one pass.
+
+What comes back to the driver are a few rows of JSON per task: staged files, counts, findings.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+
+from icestream.batch.quarantine import Aside, Offender, above
+from icestream.batch.row_layout import Shape, split
+from icestream.batch.shuffle import Sharer
+from icestream.commit.refusals import partitions_refusal
+from icestream.errors import IcestreamError
+from icestream.failpoints import failpoint
+from icestream.formats import IGNORE, Decoded, Format
+from icestream.schema import (
+    OUR_NAMES,
+    NewField,
+    Rule,
+    dump_new_fields,
+    load_new_fields,
+    merge_new_fields,
+    with_new_fields,
+)
+from icestream.sources import Reader, RecordFloors
+from icestream.tables.arrow import arrow_schema
+from icestream.upsert.apply import Mirror
+from icestream.upsert.change_rules import Terms, hidden_fields, judged
+from icestream.upsert.changes import changes_of
+from icestream.write.partition import Scattered
+from icestream.write.stage import StagedFile, Stager, StageTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_MEMORY = 128 << 20  # rows that one task may hold back for sorting, over all its tables
+_LEAST_MEMORY = 8 << 20
+REPORTS = -1  # as a group: no changes, but what a task has to say
+
+
+@dataclass(frozen=True)
+class TableTask:
+    """What a task must know of one table."""
+
+    target: StageTarget
+    quarantine: StageTarget | None  # None: does not exist yet; a bad record asks for it
+    floors: RecordFloors
+    quarantine_floors: RecordFloors
+    format: Format
+    rule: Rule
+    bad_records: str
+    metadata_columns: bool
+    dropped_columns: frozenset[str]
+    declared: frozenset[str] = frozenset()  # columns whose type the pipeline file says
+    upsert: "Upserting | None" = None  # None: every record is a row
+    gathers: bool = False  # rows of a partition come together before they are written
+
+
+@dataclass(frozen=True)
+class Upserting:
+    """How the changes of a table are understood, and shared out among the tasks that apply them."""
+
+    terms: Terms
+    buckets: int = 1
+    groups: int = 1
+    mirror: Mirror | None = None  # None: its keys are not known yet
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one task, or all of them together, did for one table."""
+
+    read: int = 0
+    landed: int = 0
+    quarantined: int = 0
+    dropped: int = 0
+    files: tuple[StagedFile, ...] = ()
+    quarantine_files: tuple[StagedFile, ...] = ()
+    new_fields: tuple[tuple[NewField, ...], ...] = ()
+    offender: Offender | None = None
+    wants_quarantine: bool = False
+    oldest: int | None = None  # timestamps of the records, in µs
+    newest: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
+    bytes: int = 0  # of all values
+    widest: int = 0  # of the largest
+    keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
+    dead: tuple[Mapping[str, str], ...] = ()  # data file → positions that die, packed
+    runs: tuple[str, ...] = ()  # of the key index
+    gather: bool = False  # rows of several tasks need each other: one must have them all
+    widened: tuple[NewField, ...] = ()  # columns that the source has made wider
+
+    def __add__(self, other: "Report") -> "Report":
+        newest = dict(self.newest)
+        for source, at in other.newest.items():
+            newest[source] = max(at, newest.get(source, at))
+        times = [at for at in (self.oldest, other.oldest) if at is not None]
+        return Report(
+            self.read + other.read,
+            self.landed + other.landed,
+            self.quarantined + other.quarantined,
+            self.dropped + other.dropped,
+            self.files + other.files,
+            self.quarantine_files + other.quarantine_files,
+            self.new_fields + other.new_fields,
+            self.offender or other.offender,
+            self.wants_quarantine or other.wants_quarantine,
+            min(times, default=None),
+            newest,
+            self.bytes + other.bytes,
+            max(self.widest, other.widest),
+            self.keys or other.keys,
+            self.dead + other.dead,
+            self.runs + other.runs,
+            self.gather or other.gather,
+            self.widened + other.widened,
+        )
+
+    def to_json(self) -> str:
+        """For the way to the driver."""
+        plain = asdict(replace(self, new_fields=(), widened=()))
+        plain["new_fields"] = [dump_new_fields(seen) for seen in self.new_fields]
+        plain["widened"] = dump_new_fields(self.widened)
+        return json.dumps(plain)
+
+    @staticmethod
+    def from_json(text: str) -> "Report":
+        """On the driver."""
+        raw: dict[str, Any] = json.loads(text)
+        return Report(
+            **{
+                **raw,
+                "files": tuple(StagedFile(**each) for each in raw["files"]),
+                "quarantine_files": tuple(StagedFile(**each) for each in raw["quarantine_files"]),
+                "new_fields": tuple(tuple(load_new_fields(seen)) for seen in raw["new_fields"]),
+                "offender": Offender(**raw["offender"]) if raw["offender"] else None,
+                "keys": tuple(raw["keys"]),
+                "dead": tuple(raw["dead"]),
+                "runs": tuple(raw["runs"]),
+                "widened": tuple(load_new_fields(raw["widened"])),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """Picklable; Spark calls it once per task with the task's Arrow batches."""
+
+    pipeline: str
+    reader: Reader
+    routes: Mapping[str, str]  # topic → table; a topic that is not here goes nowhere
+    tables: Mapping[str, TableTask]
+    ingested_at: datetime
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage everything, then report; some tables' rows go on to the tasks that write them."""
+        desks: dict[str, _Desk] = {}
+        rows: list[tuple[str, str]] = []
+        table = ""
+        try:
+            for records in self.reader.read(batches):
+                for table, part in self._routed(records):
+                    if table not in desks:
+                        desks[table] = _Desk(self, self.tables[table])
+                    blocks = list(desks[table].take(part))
+                    if blocks:
+                        yield _blocks(table, blocks)
+            for table, desk in desks.items():
+                rows.append((table, desk.finish().to_json()))
+        except Scattered as found:
+            refused = partitions_refusal(table, found.count, found.most, found.where)
+            rows = [("", json.dumps(refused.facts()))]
+        except IcestreamError as failure:
+            rows = [("", json.dumps(failure.facts()))]
+        finally:
+            for desk in desks.values():
+                desk.close()
+        told = reported(rows)
+        yield _beside_blocks(told) if self.shuffles else told
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether changes are shared out by key, or rows by partition."""
+        return any(table.upsert or table.gathers for table in self.tables.values())
+
+    def _routed(self, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The records at or above the floor of the table they belong to."""
+        topics = pc.unique(records.column("topic")).to_pylist()
+        for topic in topics:
+            table = self.routes.get(topic)
+            if table is None:
+                continue
+            of_topic = records
+            if len(topics) > 1:
+                of_topic = records.filter(pc.equal(records.column("topic"), topic))
+            kept = above(of_topic, self.tables[table].floors.get(topic, {}))
+            if kept.num_rows:
+                yield table, kept
+
+
+class _Desk:
+    """Where one task works on one table."""
+
+    def __init__(self, job: StageTask, table: TableTask) -> None:
+        self._table = table
+        self._attempt = uuid.uuid4().hex[:12]
+        self._memory = max(_LEAST_MEMORY, _MEMORY // len(job.tables))
+        self._good: Stager | None = None
+        self._sharer: Sharer | None = None
+        self._bad = Aside(
+            table.bad_records, table.quarantine, table.quarantine_floors, self._attempt
+        )
+        schema = Schema.model_validate_json(table.target.schema_json)
+        self._data = Schema(*(f for f in schema.fields if f.name not in OUR_NAMES))
+        order = table.upsert.terms.sequence_by if table.upsert else ()
+        hidden = hidden_fields(order, self._data, table.format)
+        self._hidden = tuple(each.name for each in hidden)
+        self._data = Schema(*self._data.fields, *hidden)
+        self._shape = Shape(
+            arrow_schema(schema),
+            job.pipeline,
+            job.ingested_at,
+            table.metadata_columns,
+        )
+        self._report = Report()
+
+    def take(self, records: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+        """Decode, shape and stage; if the table must change first, only look for what it lacks.
+
+        → changes by group of keys, where the table is a mirror; or rows by group of partitions.
+        """
+        if self._report.new_fields or self._report.widened:
+            self._look(records)
+            return
+        decoded = self._decode(records, self._data)
+        oldest, newest = _times(records)
+        sizes = pc.binary_length(records.column("value"))
+        counted = Report(
+            read=records.num_rows,
+            oldest=oldest,
+            newest=newest,
+            bytes=pc.sum(sizes).as_py() or 0,
+            widest=pc.max(sizes).as_py() or 0,
+        )
+        if wider := self._widened(decoded):
+            self._report += replace(counted, widened=wider)
+            return
+        if decoded.new_fields:
+            keys = self._keys(records)
+            self._report += replace(counted, new_fields=(decoded.new_fields,), keys=keys)
+            return
+        upsert = self._table.upsert
+        if not upsert and decoded.changes is not None:
+            records, decoded = _with_rows(records, decoded)
+        if upsert and not upsert.terms.keys:
+            self._report += replace(counted, keys=self._keys(records))
+            return
+        if upsert and decoded.errors.null_count:
+            decoded = judged(records, decoded, upsert.terms, self._hidden)
+        shaped = split(records, decoded, self._shape)
+        good, bad = shaped.good, shaped.bad
+        if upsert and good.num_rows:
+            yield from self._changes(records, decoded, good, upsert)
+        elif good.num_rows and self._table.gathers:
+            self._sharer = self._sharer or Sharer(self._table.target)
+            yield from self._sharer.share(good)
+        elif good.num_rows:
+            self._good = self._good or Stager(self._table.target, self._attempt, self._memory)
+            self._good.write(good)
+            failpoint("mid-write")
+        taken = counted.read - bad.num_rows
+        ignored = 0 if upsert else taken - good.num_rows  # heartbeats and the like
+        counted = replace(counted, landed=taken - ignored, dropped=ignored)
+        self._report += counted
+        if bad.num_rows:
+            self._report += Report(**self._bad.take(bad))
+
+    def _decode(self, records: pa.RecordBatch, columns: Schema) -> Decoded:
+        table = self._table
+        return table.format.decode(records, columns, table.rule, table.dropped_columns)
+
+    def _widened(self, decoded: Decoded) -> tuple[NewField, ...]:
+        """Columns to be made wider; not those whose type was chosen by hand."""
+        return tuple(each for each in decoded.widened if each.name not in self._table.declared)
+
+    def _keys(self, records: pa.RecordBatch) -> tuple[str, ...]:
+        """The key columns as the records have them, for a mirror whose keys are not known yet."""
+        upsert, tell = self._table.upsert, getattr(self._table.format, "key_columns", None)
+        if upsert is None or upsert.terms.keys or tell is None:
+            return ()
+        return tuple(tell(records) or ())
+
+    def _changes(
+        self, records: pa.RecordBatch, decoded: Decoded, good: pa.RecordBatch, upsert: Upserting
+    ) -> Iterator[tuple[int, bytes]]:
+        """The good rows with what they do to the mirror, shared out by key."""
+        changes = decoded.changes
+        assert changes is not None, "judged has seen to it"
+        if decoded.errors.null_count < len(records):
+            fine = decoded.errors.is_null()
+            records, changes = records.filter(fine), changes.filter(fine)
+        told = changes_of(records, good, changes, upsert.terms.keys)
+        for group, some in told.split(upsert.buckets, upsert.groups):
+            yield group, some.to_bytes()
+
+    def _look(self, records: pa.RecordBatch) -> None:
+        """Find what else is new. With the finds so far as columns that is as quick as decoding."""
+        found = merge_new_fields(self._report.new_fields)
+        decoded = self._decode(records, with_new_fields(self._data, found))
+        seen = [decoded.new_fields]
+        odd = records.filter(decoded.errors.is_valid())
+        if odd.num_rows:  # perhaps only because a type was guessed too narrow
+            seen.append(self._decode(odd, self._data).new_fields)
+        more = Report(new_fields=tuple(each for each in seen if each))
+        self._report += replace(more, widened=self._widened(decoded))
+
+    def finish(self) -> Report:
+        """Close the files and say what there is."""
+        return replace(
+            self._report,
+            files=tuple(self._good.finish()) if self._good else (),
+            quarantine_files=self._bad.finish(),
+        )
+
+    def close(self) -> None:
+        """Let go of what is still open after an error."""
+        if self._good:
+            self._good.abort()
+        self._bad.abort()
+
+
+_REPORT = pa.schema([("table", pa.string()), ("report", pa.string())])
+_BLOCKS = pa.schema([("table", pa.string()), ("group", pa.int32()), ("block", pa.binary())])
+
+
+def reported(rows: Sequence[tuple[str, str]]) -> pa.RecordBatch:
+    """What a task yields: a table's name and a report, or no name and an error."""
+    return pa.RecordBatch.from_pylist(
+        [{"table": name, "report": text} for name, text in rows], schema=_REPORT
+    )
+
+
+def _blocks(table: str, blocks: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+    rows = [{"group": group, "table": table, "block": block} for group, block in blocks]
+    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
+
+
+def _beside_blocks(reports: pa.RecordBatch) -> pa.RecordBatch:
+    """Reports on their way through the shuffle, with a table's changes."""
+    rows = [
+        {"table": row["table"], "group": REPORTS, "block": row["report"].encode()}
+        for row in reports.to_pylist()
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
+
+
+def block_type() -> "StructType":
+    """The columns of what goes through the shuffle, for Spark."""
+    from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
+
+    named = StructType().add("table", StringType()).add("group", IntegerType())
+    return named.add("block", BinaryType())
+
+
+def report_type() -> "StructType":
+    """The columns of what a task yields, for Spark; a text that says so costs it some 6 ms."""
+    from pyspark.sql.types import StringType, StructType
+
+    return StructType().add("table", StringType()).add("report", StringType())
+
+
+def _with_rows(records: pa.RecordBatch, decoded: Decoded) -> tuple[pa.RecordBatch, Decoded]:
+    """Of a change feed that is kept as a log: the events that are about a row."""
+    assert decoded.changes is not None, "the caller has looked"
+    said = pc.not_equal(decoded.changes.op, IGNORE)
+    if pc.all(said, min_count=0).as_py():
+        return records, decoded
+    columns = decoded.columns
+    return records.filter(said), replace(
+        decoded,
+        columns=columns.filter(said) if columns.num_columns else columns,
+        errors=decoded.errors.filter(said),
+        changes=decoded.changes.filter(said),
+    )
+
+
+def _times(records: pa.RecordBatch) -> tuple[int | None, dict[str, int]]:
+    """Of one topic's records: the oldest timestamp, and the newest of each partition."""
+    topic, partitions = records.column("topic")[0], records.column("partition")
+    times = records.column("timestamp").cast(pa.int64())
+    oldest, newest = pc.min_max(times).as_py().values()
+    if newest is None:
+        return None, {}
+    first, last = pc.min_max(partitions).as_py().values()
+    if first == last:  # the usual case: Kafka's partitions come one after the other
+        return oldest, {f"{topic}/{first}": newest}
+    table = pa.table({"partition": partitions, "at": times})
+    grouped = table.group_by("partition").aggregate([("at", "max")]).to_pylist()
+    return oldest, {
+        f"{topic}/{row['partition']}": row["at_max"] for row in grouped if row["at_max"] is not None
+    }

@@ -1,0 +1,93 @@
+"""Gathering: rows of one partition from all tasks in one file, where each would write a small one.
+
+A commit writes a file for each partition and task. With many partitions and few rows that is a
+heap of tiny files, so the rows go through a shuffle by partition first: batch/decode_task.py cuts
+them, batch/write_task.py writes them.
+"""
+
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+
+from icestream.batch.blocks import pack, unpack
+from icestream.write.conform import stored
+from icestream.write.partition import Partitioner, most_partitions
+from icestream.write.stage import StagedFile, Stager, StageTarget
+
+GROUPS = 16
+_SMALL_FILE = 32 << 20  # bytes: from there on a shuffle costs more than it saves
+_WORTHWHILE = 1.5  # files for each partition
+_MANY = 4  # partitions: with fewer, too few tasks would write
+
+
+@dataclass
+class Spread:
+    """How the rows of a table's last commits were spread over files."""
+
+    scatter: float = 1.0  # files for each partition, when each task wrote its own
+    partitions: int = 0
+    bytes_each: float = 0.0  # of a partition
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the next batch is better brought together first."""
+        tiny = self.bytes_each / self.scatter < _SMALL_FILE
+        return self.partitions >= _MANY and self.scatter >= _WORTHWHILE and tiny
+
+    def saw(self, files: Sequence[StagedFile], gathered: bool) -> None:
+        """Learn from a commit."""
+        folders = {file.path.rpartition("/")[0] for file in files}
+        if not folders:
+            return
+        self.partitions = len(folders)
+        self.bytes_each = sum(file.bytes for file in files) / len(folders)
+        if not gathered:
+            self.scatter = len(files) / len(folders)
+
+
+class Sharer:
+    """Cuts the rows of a task by partition, for the tasks that write them."""
+
+    def __init__(self, target: StageTarget) -> None:
+        schema = stored(Schema.model_validate_json(target.schema_json))
+        spec = PartitionSpec.model_validate_json(target.spec_json)
+        self._partitioner = Partitioner(schema, spec, most_partitions(target.properties))
+
+    def share(self, rows: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+        """Blocks of rows by group; a partition is in the same group in every task."""
+        grouping = self._partitioner.group(rows)
+        places: dict[int, list[range]] = {}
+        for number, (start, stop) in grouping.ranges.items():
+            folder = self._partitioner.partitions[number].folder
+            group = zlib.crc32(folder.encode()) % GROUPS
+            places.setdefault(group, []).append(range(start, stop))
+        for group, ranges in places.items():
+            order = np.concatenate([grouping.order[each.start : each.stop] for each in ranges])
+            yield group, pack(rows.take(pa.array(order)))
+
+
+class Pile:
+    """Where one task writes all rows of some partitions of one table."""
+
+    def __init__(self, target: StageTarget, memory: int) -> None:
+        self._stager = Stager(target, uuid.uuid4().hex[:12], memory)
+
+    def take(self, blocks: Sequence[bytes]) -> None:
+        """Write what the tasks before the shuffle have cut."""
+        for block in blocks:
+            for batch in unpack(block).to_batches():
+                self._stager.write(batch)
+
+    def finish(self) -> tuple[StagedFile, ...]:
+        """Close the files and name them."""
+        return tuple(self._stager.finish())
+
+    def close(self) -> None:
+        """Let go of what is still open after an error."""
+        self._stager.abort()

@@ -1,0 +1,1 @@
+"""Demo: `icestream demo`, from generated events or through a real broker."""

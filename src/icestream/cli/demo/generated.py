@@ -1,0 +1,154 @@
+"""The demo: a small shop, generated, ingested into a lake in one folder, and counted."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import humanize
+
+from icestream.cli import output
+from icestream.config.load import Loaded, load
+from icestream.errors import UsageError
+from icestream.maintain.action import Ending, Kind
+from icestream.observe import history
+from icestream.observe.status import PipelineStatus, pipeline_status
+
+RATE = 5000  # records a second
+SEED = 7
+MALFORMED = 0.001
+
+_WHEN = ("before", "after")
+_SIGN = ".icestream-demo"
+GENERATED = f"""\
+  type: generator
+  rate: {RATE}                  # records a second
+  seed: {SEED}
+  malformed: {MALFORMED}            # some records are cut off, to see them set aside
+"""
+_FILE = """\
+# A small shop, made up as it goes: every page event is a row, every order is one row at its newest.
+name: demo
+catalog: {type: local, warehouse: ./warehouse}
+source:
+<source>commit_interval: 5s
+state_location: ./state
+maintenance:                    # usually every 5m, and more patient; here it shall be seen
+  every: 10s
+  rewrite_data_files: {min-input-files: "2"}
+  expire_snapshots: {retain_last: 3, max_snapshots: 5}
+tables:
+  - match: page_events
+    name: shop.page_events
+    columns: {event_time: timestamp, price: decimal(10,2)}
+    partition_by: [days(event_time)]
+  - match: order_changes
+    name: shop.orders
+    mode: upsert                # one row per key; the newest change wins
+    keys: [order_id]
+    sequence_by: [change_id]
+    apply_as_deletes: "status = 'cancelled'"
+    columns: {change_time: timestamp, amount: decimal(12,2)}
+"""
+
+
+def prepare(folder: Path, source: str = GENERATED) -> Loaded:
+    """A fresh folder with the demo's pipeline file; only an earlier demo is ever replaced."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / _SIGN).exists():
+            raise UsageError(
+                f"folder `{folder}` is not empty and not an earlier demo",
+                hint="name another one: `icestream demo --folder some-new-folder`",
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _SIGN).touch()
+    file = folder / "icestream.yml"
+    file.write_text(_FILE.replace("<source>", source))
+    output.note(f"demo: a shop at {RATE:,} records a second; everything is in {folder}/")
+    return load(file)
+
+
+def summary(loaded: Loaded) -> PipelineStatus:
+    """What was ingested."""
+    status = pipeline_status(loaded)
+    state = Path(loaded.pipeline.state_location)
+    rows = []
+    for each in status.tables:
+        commits = history.commits(state, loaded.pipeline.name, each.table, 0)
+        fresh = sorted(
+            c["freshness_seconds"] for c in commits if c["freshness_seconds"] is not None
+        )
+        median = round(fresh[len(fresh) // 2], 1) if fresh else None
+        size = humanize.naturalsize(each.bytes)
+        rows.append(
+            (
+                each.table,
+                each.records,
+                each.rows,
+                len(commits),
+                each.data_files,
+                size,
+                median,
+                each.quarantined,
+            )
+        )
+    output.result("")
+    output.table(
+        ("table", "records", "rows", "commits", "files", "size", "freshness s", "quarantined"),
+        rows,
+        title="what was ingested",
+    )
+    _show_maintenance(state, loaded.pipeline.name)
+    total = sum(each.records for each in status.tables)
+    aside = sum(each.quarantined for each in status.tables)
+    output.result(f"\n{total + aside:,} records in = {total:,} taken + {aside:,} quarantined")
+    return status
+
+
+def _show_maintenance(state: Path, pipeline: str) -> None:
+    """What maintenance did beside the stream, table by table."""
+    done = [each for each in history.maintenance(state, pipeline) if each["ending"] == Ending.DONE]
+    if not done:
+        output.result("\nmaintenance looks every 10 s, and had nothing to do yet")
+        return
+    rows = []
+    for name in sorted({each["table"] for each in done}):
+        mine = [each for each in done if each["table"] == name]
+        joined = [each for each in mine if each["action"] == Kind.REWRITE_DATA_FILES]
+        gone = [each for each in mine if each["action"] == Kind.EXPIRE_SNAPSHOTS]
+        before, after = (sum(each[f"files_{when}"] for each in joined) for when in _WHEN)
+        expired = sum(each["files_before"] - each["files_after"] for each in gone)
+        seconds = sum(each["seconds"] for each in mine)
+        change = f"{before:,} → {after:,}" if joined else None
+        rows.append((name, change, expired, round(seconds, 1)))
+    output.result("")
+    output.table(
+        ("table", "files joined", "snapshots expired", "seconds"),
+        rows,
+        title="maintenance beside the stream",
+    )
+
+
+def suggest(file: Path, status: str = "status", runs: bool = True) -> None:
+    """What to try next; `runs`: the pipeline can go on."""
+    program = _shown(Path(sys.argv[0])) if Path(sys.argv[0]).name == "icestream" else "icestream"
+    python = _shown(Path(sys.executable))
+    query = (
+        f"import icestream; print(icestream.table('{file}', 'shop.page_events').scan("
+        "selected_fields=('event_time', 'user_id', 'action', 'price'), limit=5).to_pandas())"
+    )
+    output.result("\nnext, for example:")
+    output.result(f"  {program} {status} {file}")
+    output.result(f'  {python} -c "{query}"')
+    if runs:
+        output.result(
+            f"  {program} run {file}    # goes on where the demo stopped; Ctrl-C stops it"
+        )
+
+
+def _shown(program: Path) -> str:
+    """As short as it can be typed from here."""
+    try:
+        return str(program.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(program)

@@ -1,0 +1,100 @@
+"""What to tell people when the protocol says that a table may not be written to."""
+
+from collections.abc import Sequence
+
+from icestream import errors
+from icestream.commit.protocol import Missing, TableView
+from icestream.errors import IcestreamError
+from icestream.tables.marker import Loss
+
+
+def refusal(
+    table: str, verdict: str, view: TableView | None = None, missing: Sequence[Missing] = ()
+) -> IcestreamError:
+    """The error for a verdict or outcome of the protocol."""
+    marker = view.marker if view else None
+    seen = f"marker {marker.commit_id}, generation {marker.generation}" if marker else None
+    match verdict:
+        case "fenced":
+            return errors.Fenced(
+                f"table `{table}`: another run of this pipeline has taken over",
+                where=seen,
+                hint="stop one of the two; supervisors must not restart exit code 3",
+            )
+        case "gap":
+            return errors.Gap(
+                f"table `{table}`: the source no longer has all records after the marker",
+                where="missing: " + "; ".join(str(each) for each in missing),
+                hint="restore them at the source; nothing was written",
+            )
+        case "incarnation":
+            return errors.Incarnation(
+                f"table `{table}`: the source was re-created under the same name",
+                where=seen,
+                hint="its positions mean other records now: give the pipeline a new name",
+            )
+        case "rewound":
+            return errors.Rewound(
+                f"table `{table}` was rolled back behind our marker",
+                where=seen,
+                hint="roll it forward again, or let its position follow: `icestream rewind`",
+            )
+        case "replaced":
+            return errors.Replaced(
+                f"table `{table}` is not the one that this pipeline wrote to",
+                where=seen,
+                hint="was it dropped and created again? use another pipeline or table name",
+            )
+    return errors.InternalError(f"table `{table}`: no rule for `{verdict}`")
+
+
+_SHOWN = 20
+_ACCEPT = "`icestream run --accept-loss` records the missing ranges in the table and goes on"
+
+
+def loss_refusal(table: str, lost: Sequence[Loss]) -> IcestreamError:
+    """The error for records that the source no longer has; the gravest kind speaks first."""
+    for kind, error, what, hint in (
+        (
+            "deleted",
+            errors.Incarnation,
+            "its topic was deleted",
+            f"restore the topic and its records; or {_ACCEPT} without it",
+        ),
+        (
+            "recreated",
+            errors.Incarnation,
+            "its topic was deleted and created again: its offsets mean other records now",
+            f"{_ACCEPT} with the new topic, from its earliest record",
+        ),
+        (
+            "truncated",
+            errors.Truncated,
+            "the topic's log ends before our position: the brokers lost records that we have",
+            f"restore the log; or {_ACCEPT} at its end",
+        ),
+        (
+            "retention",
+            errors.Gap,
+            "the topic's retention removed records before we read them",
+            f"{_ACCEPT} with the earliest record that is left",
+        ),
+    ):
+        of_kind = [str(loss) for loss in lost if loss.kind == kind]
+        if of_kind:
+            more = f"; and {len(of_kind) - _SHOWN} more" if len(of_kind) > _SHOWN else ""
+            where = "missing: " + "; ".join(of_kind[:_SHOWN]) + more
+            return error(f"table `{table}`: {what}", where=where, hint=hint)
+    return errors.InternalError(f"table `{table}`: no rule for these losses")
+
+
+def partitions_refusal(table: str, count: int, most: int, where: str) -> IcestreamError:
+    """The error for a batch that would make more partitions than a commit may write."""
+    return errors.TooManyPartitions(
+        f"table `{table}`: a batch has rows for {count:,} partitions or more, "
+        f"and a commit may write {most:,}",
+        where=where,
+        hint="nothing was written. Are the values right? Then make `partition_by` coarser (of a "
+        "new table), `max_records_per_commit` smaller, or set the table's property "
+        "`icestream.max-partitions-per-commit`",
+    )

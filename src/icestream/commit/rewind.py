@@ -1,0 +1,74 @@
+"""The commit of a rewind: an empty snapshot on top of an older one, with the marker, at once.
+
+The ref goes to a snapshot that is new, never to the old one itself: a run that still commits from
+what it saw before must find another base than it planned with.
+"""
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+)
+
+from icestream.rewind.plan import TablePlan
+from icestream.tables.marker import Marker, property_name, summary
+
+REWOUND_FROM = "icestream.rewound-from"  # in the summary: the snapshot that was left
+
+
+def move(catalog: Catalog, table: Table, plan: TablePlan, marker: Marker) -> None:
+    """One compare-and-set from the planned snapshot; raises what the catalog raises."""
+    metadata = table.metadata
+    target = metadata.snapshot_by_id(plan.to_snapshot)
+    assert target is not None, "the plan was made from this metadata"
+    notes = target.summary.additional_properties if target.summary else {}
+    snapshot = Snapshot(
+        snapshot_id=metadata.new_snapshot_id(),
+        parent_snapshot_id=target.snapshot_id,
+        sequence_number=metadata.next_sequence_number(),
+        manifest_list=_copied_list(table, target, marker.commit_id),
+        summary=Summary(
+            Operation.APPEND,
+            **{key: value for key, value in notes.items() if key.startswith("total-")},
+            **summary(marker, plan.then.positions, 0),
+            **{REWOUND_FROM: str(plan.from_snapshot)},
+        ),
+        schema_id=metadata.current_schema_id,
+    )
+    main = metadata.refs[MAIN_BRANCH]
+    catalog.commit_table(
+        table,
+        (
+            AssertTableUUID(uuid=metadata.table_uuid),
+            AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=plan.from_snapshot),
+        ),
+        (
+            AddSnapshotUpdate(snapshot=snapshot),
+            SetSnapshotRefUpdate(
+                ref_name=MAIN_BRANCH,
+                type=SnapshotRefType.BRANCH,
+                snapshot_id=snapshot.snapshot_id,
+                max_ref_age_ms=main.max_ref_age_ms,
+                max_snapshot_age_ms=main.max_snapshot_age_ms,
+                min_snapshots_to_keep=main.min_snapshots_to_keep,
+            ),
+            SetPropertiesUpdate(updates={property_name(marker.pipeline): marker.to_json()}),
+        ),
+    )
+
+
+def _copied_list(table: Table, target: Snapshot, commit_id: str) -> str:
+    """The same manifests in a list of its own: expiry deletes the list of a snapshot with it."""
+    name = f"snap-{target.snapshot_id}-{commit_id}.avro"
+    path = table.location_provider().new_metadata_location(name)
+    with table.io.new_input(target.manifest_list).open() as old:
+        content = old.read()
+    with table.io.new_output(path).create() as new:
+        new.write(content)
+    return path

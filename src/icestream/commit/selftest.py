@@ -1,0 +1,45 @@
+"""Does the catalog refuse a commit that it must refuse? Asked once, at a table's first claim.
+
+All of exactly-once rests on it, and a catalog in which the last write wins looks like any other
+until two writers meet. docs/design/exactly-once.md says why the question harms nobody.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+from py4j.protocol import Py4JError
+
+from icestream.commit.java_catalog import Base, IcebergTables
+from icestream.commit.protocol import CommitFailed
+from icestream.errors import UnsafeCatalog
+
+# Compares in SQL itself; and its refused attempt would leave a metadata file behind.
+_KNOWN_TO_COMPARE = "JdbcTableOperations"
+
+
+def refuse_unsafe(tables: IcebergTables, name: str, stale: Base) -> None:
+    """Offer an empty append from a base that our claim has replaced; raises UnsafeCatalog."""
+    if stale.operations.getClass().getSimpleName() == _KNOWN_TO_COMPARE:
+        return
+    offered: list[Any] = []
+
+    def build(transaction: Any) -> None:
+        update = transaction.newFastAppend()
+        update.set("icestream.self-test", "a catalog that compares refuses this")
+        update.commit()
+        offered.append(transaction.table().currentSnapshot())
+
+    with suppress(CommitFailed, Py4JError):  # the table itself tells what became of it
+        tables.transact(name, stale, build)
+    if not offered:
+        return
+    [snapshot] = offered
+    if any(each.snapshot_id == snapshot.snapshotId() for each in tables.load(name).lineage):
+        raise UnsafeCatalog(
+            f"the catalog took a commit to table `{name}` that it had to refuse",
+            where=f"snapshot {snapshot.snapshotId()} replaced our claim, which it did not build on",
+            hint="concurrent writers would lose rows in it without a word; use a catalog that "
+            "checks the requirements of a commit, and drop this (empty) table",
+        )
+    with suppress(Py4JError):
+        stale.operations.io().deleteFile(snapshot.manifestListLocation())

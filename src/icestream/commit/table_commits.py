@@ -1,0 +1,362 @@
+"""Landing: carries out what the protocol decides, for one table at a time.
+
+take      claim a table for this run
+land      commit a staged batch: its quarantined records first, then its rows
+advance   write down progress that had no rows
+"""
+
+import random
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from icestream import events
+from icestream.batch.decode_task import Report
+from icestream.batch.shuffle import Spread
+from icestream.commit import protocol
+from icestream.commit.java_catalog import Append, Base, IcebergTables
+from icestream.commit.protocol import Claim, Outcome, Plan, Range, Settled, Standing, TableView
+from icestream.commit.refusals import partitions_refusal, refusal
+from icestream.commit.selftest import refuse_unsafe
+from icestream.config.options.table import TableRule
+from icestream.errors import GaveUp, InternalError
+from icestream.events import Bus
+from icestream.failpoints import failpoint
+from icestream.index.reader import Reader
+from icestream.sources import Located, Losses, Source, Start
+from icestream.tables.design import Design, quarantine_name
+from icestream.tables.marker import Counts, Marker, Positions
+from icestream.write.discard import discard
+from icestream.write.partition import most_partitions
+from icestream.write.staged import missing
+from icestream.write.target import StagedFile
+
+_CLOCKS_DIFFER = 60.0  # seconds that Iceberg puts up with
+_ATTEMPTS = 10  # commits of one batch to one table, from ever newer bases
+
+
+@dataclass
+class RunTable:
+    """One table of this run."""
+
+    name: str
+    rule: TableRule
+    design: Design
+    has_quarantine: bool
+    progress: Positions = field(default_factory=dict)  # seen go by, with rows or without
+    advanced_at: float = field(default_factory=time.monotonic)
+    spread: Spread = field(default_factory=Spread)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One table's share of one batch, planned and not yet staged."""
+
+    table: RunTable
+    batch: Range
+    view: TableView
+    plan: Plan
+    quarantine: TableView | None
+    commit_id: str
+    stream_ids: Mapping[str, str]
+    keys: tuple[str, ...] = ()  # of a mirror
+    index: Reader | None = None  # of a mirror, at the view's snapshot
+
+
+class Landing:
+    """Commits for one run; used by one thread per table."""
+
+    def __init__(self, tables: IcebergTables, source: Source, bus: Bus, claim: Claim) -> None:
+        self._tables = tables
+        self._source = source
+        self._bus = bus
+        self.claim = claim
+        self._catalog_is_safe = False  # as far as we have asked
+        self._sequences: dict[str, int] = {}  # of the last commit of this run, by table
+
+    def owns(self, view: TableView) -> bool:
+        """Whether the table carries this run's claim."""
+        marker = view.marker
+        return marker is not None and (marker.generation, marker.run_id) == (
+            self.claim.generation,
+            self.claim.run_id,
+        )
+
+    def take(self, name: str, view: TableView, start: Start) -> TableView:
+        """Claim a table by an empty append from exactly what we saw; → how it is then."""
+        allowed = protocol.may_claim(view, self.claim)
+        if allowed is not Outcome.AGAIN:
+            raise refusal(name, allowed.value, view)
+        _refuse_an_early_clock(name, view)
+        commit_id = uuid.uuid4().hex
+        details: Mapping[str, str] = {}
+        if view.marker is None and start.positions:
+            details = self._source.keep(start.positions, located_at(view), commit_id, {})
+
+        def claimed(seen: TableView) -> Marker:
+            # From what is there now: the run before us may have committed since we looked.
+            return protocol.claimed(
+                seen, self.claim, commit_id, start.positions, start.stream_ids, details
+            )
+
+        def still_ours(seen: TableView) -> Outcome:
+            return protocol.may_claim(seen, self.claim)
+
+        settled = protocol.settle(
+            self._tables, name, view, claimed, Append(), _pause, look=still_ours
+        )
+        self._report(name, settled)
+        failpoint("claimed")
+        if not self._catalog_is_safe and not view.lineage and isinstance(view.base, Base):
+            refuse_unsafe(self._tables, name, view.base)
+            self._catalog_is_safe = True
+        return self._tables.load(name)
+
+    def present(self, name: str, files: Sequence[StagedFile]) -> bool:
+        """Whether staged files are still there; False is told: the batch must be staged again."""
+        gone = missing(files)
+        if gone:
+            reason = f"{len(gone)} staged files are gone before their commit: {gone[0]}"
+            again = Outcome.RESTAGE.value
+            self._bus.emit(events.CommitRetried(self.claim.pipeline, name, 0, again, reason))
+        return not gone
+
+    def land(
+        self,
+        work: Work,
+        report: Report,
+        stage_seconds: float,
+        deletes: Sequence[StagedFile] = (),
+    ) -> bool:
+        """Commit one table's share; False: the table moved, so plan the batch again."""
+        counts = Counts(report.landed, report.quarantined, report.dropped)
+        self._check(work, report, counts)
+        if not report.read:
+            return True
+        watermark = min((at // 1000 for at in report.newest.values()), default=None)
+        began = time.monotonic()
+        if report.quarantine_files and work.quarantine:
+            aside = Append(
+                [file.content_json for file in report.quarantine_files],
+                sum(file.records for file in report.quarantine_files),
+            )
+            name, rows = quarantine_name(work.table.name), Counts(landed=aside.records)
+            if self._append(name, work.quarantine, work, aside, rows, watermark) is None:
+                return False
+            failpoint("quarantine-committed")
+        append = Append(
+            [file.content_json for file in report.files],
+            report.landed,
+            [file.content_json for file in deletes],
+            pinned=work.index is not None,
+        )
+        attempts = self._append(work.table.name, work.view, work, append, counts, watermark)
+        if attempts is None:
+            return False
+        self._remember(work.table.name, work.view)
+        if report.quarantine_files and work.quarantine:
+            self._remember(quarantine_name(work.table.name), work.quarantine)
+        work.table.advanced_at = time.monotonic()
+        now = time.time()
+        partitions = self._partitions(work.batch, report.newest, now)
+        waiting = [p for p in partitions if p.lag_records]
+        self._bus.emit(
+            events.TableCommitted(
+                pipeline=self.claim.pipeline,
+                table=work.table.name,
+                commit_id=work.commit_id,
+                sequence=work.view.marker.sequence + 1 if work.view.marker else 1,
+                landed=counts.landed,
+                quarantined=counts.quarantined,
+                dropped=counts.dropped,
+                files=len(report.files) + len(deletes),
+                bytes=sum(file.bytes for file in (*report.files, *deletes)),
+                stage_seconds=round(stage_seconds, 3),
+                commit_seconds=round(time.monotonic() - began, 3),
+                attempts=attempts,
+                freshness_seconds=_since(max(report.newest.values(), default=None), now),
+                latency_seconds=_since(report.oldest, now),
+                lag_records=sum(p.lag_records or 0 for p in waiting),
+                lag_seconds=max((p.freshness_seconds or 0.0 for p in waiting), default=0.0),
+                partitions=partitions,
+            )
+        )
+        return True
+
+    def _partitions(
+        self, batch: Range, newest: Mapping[str, int], now: float
+    ) -> tuple[events.PartitionState, ...]:
+        lag = self._source.lag(batch.stop)
+        return tuple(
+            events.PartitionState(
+                stream,
+                number,
+                position,
+                lag.get(stream, {}).get(number),
+                _since(newest.get(f"{stream}/{number}"), now),
+            )
+            for stream, partitions in batch.stop.items()
+            for number, position in partitions.items()
+        )
+
+    def forgive(self, name: str, view: TableView, losses: Losses) -> TableView:
+        """Record losses in a table of ours by an empty append; → how it is then."""
+        self._refuse_unless_ours(name, view)
+        commit_id = uuid.uuid4().hex
+
+        def forgiven(seen: TableView) -> Marker:
+            return protocol.forgiven(seen, commit_id, losses.lost, losses.resume, losses.stream_ids)
+
+        settled = protocol.settle(self._tables, name, view, forgiven, Append(), _pause)
+        if settled.outcome is Outcome.RESTAGE:  # its schema changed, which is nothing to us here
+            return self.forgive(name, self._tables.load(name), losses)
+        self._report(name, settled)
+        ranges = tuple(str(loss) for loss in losses.lost)
+        self._bus.emit(events.LossAccepted(self.claim.pipeline, table=name, ranges=ranges))
+        return self._tables.load(name)
+
+    def advance(self, table: RunTable) -> None:
+        """Write progress without rows into the table, by an empty append from what we see."""
+        view = self._tables.load(table.name)
+        self._refuse_unless_ours(table.name, view)
+        reached = located(view).marker.positions
+        if protocol.furthest(reached, table.progress) != reached:
+            batch = Range(reached, table.progress)
+            plan = Plan(protocol.Verdict.COMMIT, {})
+            ids = self._source.stream_ids(table.progress)
+            work = Work(table, batch, view, plan, None, uuid.uuid4().hex, ids)
+            if self._append(table.name, view, work, Append(), Counts(), None) is not None:
+                self._remember(table.name, view)
+        table.advanced_at = time.monotonic()
+
+    def _remember(self, name: str, before: TableView) -> None:
+        """A commit of ours is in: from now on the table is never behind it."""
+        self._sequences[name] = before.marker.sequence + 1 if before.marker else 1
+
+    def _refuse_unless_ours(self, name: str, view: TableView) -> None:
+        """Planning has looked at a table with rows; nobody has at a quiet one or a quarantine."""
+        stand = protocol.standing(view)
+        if stand in (Standing.REWOUND, Standing.REPLACED):
+            raise refusal(name, stand.value, view)
+        if not self.owns(view):
+            raise refusal(name, Outcome.FENCED.value, view)
+        if view.marker and view.marker.sequence < self._sequences.get(name, 0):
+            # All in it agrees, but our last commit is gone: the catalog itself went back.
+            raise refusal(name, Standing.REWOUND.value, view)
+        _refuse_an_early_clock(name, view)
+
+    def _check(self, work: Work, report: Report, counts: Counts) -> None:
+        """What must hold after staging and before anything is committed."""
+        name = work.table.name
+        if report.read != counts.read:
+            raise InternalError(
+                f"table `{name}`: {report.read} records in, {counts} out",
+                where=describe(work.batch),
+                hint="nothing was committed; please report this",
+            )
+        # Each task has kept to the bound by itself; together they may be over it.
+        folders = sorted({file.path.rpartition("/")[0] for file in report.files})
+        most = most_partitions(work.view.base.document.get("properties", {}))
+        if len(folders) > most:
+            discard([*report.files, *report.quarantine_files])
+            where = f"from {folders[0]} to {folders[-1]}"
+            raise partitions_refusal(name, len(folders), most, where)
+
+    def _append(
+        self,
+        name: str,
+        view: TableView,
+        work: Work,
+        append: Append,
+        counts: Counts,
+        watermark: int | None,
+    ) -> int | None:
+        """One commit by the protocol; → attempts, or None when the batch must be planned again."""
+        self._refuse_unless_ours(name, view)
+        old = view.marker.details if view.marker else {}
+        stop, commit_id = work.batch.stop, work.commit_id
+        details = self._source.keep(stop, located_at(view), commit_id, old)
+
+        def advanced(seen: TableView) -> Marker:
+            return protocol.advanced(
+                seen, work.batch, commit_id, counts, watermark, details, work.stream_ids
+            )
+
+        failpoint("marker-checked")
+        settled = protocol.settle(
+            self._tables, name, view, advanced, append, _pause, pinned=append.pinned
+        )
+        if settled.outcome is Outcome.RESTAGE:
+            return None
+        self._report(name, settled)
+        return settled.attempts
+
+    def _report(self, name: str, settled: Settled) -> None:
+        """Tell of retries; turn anything but success into the right error."""
+        if settled.reason:
+            self._bus.emit(
+                events.CommitRetried(
+                    pipeline=self.claim.pipeline,
+                    table=name,
+                    attempts=settled.attempts,
+                    outcome=settled.outcome.value,
+                    reason=settled.reason,
+                )
+            )
+        if settled.outcome is Outcome.LANDED:
+            return
+        if settled.outcome is Outcome.AGAIN:
+            raise GaveUp(
+                f"table `{name}`: {settled.attempts} commits failed: {settled.reason}",
+                hint="nothing is lost; start again when the catalog answers",
+            )
+        raise refusal(name, settled.outcome.value)
+
+
+def located(view: TableView) -> Located:
+    """A claimed table's marker with the place that its details are relative to."""
+    if view.marker is None:
+        raise InternalError("a table lost its marker right after the claim")
+    return Located(view.marker, located_at(view))
+
+
+def located_at(view: TableView) -> str:
+    """The table's location."""
+    return str(view.base.document["location"])
+
+
+def describe(batch: Range) -> str:
+    """A range, for people: `orders/0 120 to 180`."""
+    return ", ".join(
+        f"{stream}/{number} {batch.start.get(stream, {}).get(number, 0)} to {stop}"
+        for stream, partitions in batch.stop.items()
+        for number, stop in partitions.items()
+    )
+
+
+def _refuse_an_early_clock(name: str, view: TableView) -> None:
+    """Iceberg takes no snapshot that is older than the newest one by more than a minute."""
+    document = view.base.document if isinstance(view.base, Base) else {}
+    current = document.get("current-snapshot-id")
+    snapshots = reversed(document.get("snapshots", ()))
+    made = next((each["timestamp-ms"] for each in snapshots if each["snapshot-id"] == current), 0)
+    ahead = made / 1000 - time.time()
+    if ahead > _CLOCKS_DIFFER:
+        raise GaveUp(
+            f"table `{name}`: its newest snapshot is {ahead:,.0f} s ahead of this machine's clock",
+            hint="nothing is lost; set the clock right, here or where the others write",
+        )
+
+
+def _since(at: int | None, now: float) -> float | None:
+    """Seconds from a timestamp in µs to now."""
+    return None if at is None else round(now - at / 1e6, 3)
+
+
+def _pause(attempt: int) -> bool:
+    """Wait a little longer each time, never in step with other writers."""
+    if attempt >= _ATTEMPTS:
+        return False
+    time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.05 * 2**attempt))  # noqa: S311
+    return True

@@ -1,0 +1,27 @@
+"""The past: what maintenance did to a pipeline's tables, from the history; no JVM."""
+
+from pathlib import Path
+
+from icestream.config.model import Pipeline as Config
+from icestream.maintain.action import Ending, Kind
+from icestream.maintain.rewrite_speed import Past
+from icestream.observe import history
+
+_REMEMBERED = 7 * 86400.0
+
+
+def past_of(config: Config, now: float) -> list[Past]:
+    """The runs of the last days, oldest first, for the policy."""
+    found = history.maintenance(Path(config.state_location), config.name, now - _REMEMBERED)
+    return [
+        Past(
+            table=each["table"],
+            kind=Kind(each["action"]),
+            at=each["at"],
+            seconds=each["seconds"],
+            files=each["files_before"],
+            bytes=each["bytes_before"],
+            ending=Ending(each["ending"]),
+        )
+        for each in found
+    ]

@@ -1,0 +1,94 @@
+"""Carrying over: what became of rows while they were written anew, as deletes of the new files.
+
+Deletes that arrive are about the old files. The same rows of the new files die in the snapshot
+that brings these, so that nobody ever sees one of them again.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from icestream.maintain.rewrite.row_mapping import Moves, Positions
+from icestream.tables.live_files import File, GiveWay, Listed
+
+Read = Callable[[str], Iterator[tuple[str, Positions]]]
+_MOST_REMOVED = 256  # delete files in one commit: each takes a call to Java while the stream waits
+
+
+@dataclass(frozen=True)
+class Dangling:
+    """Delete files that have nothing to say any more, or less than before."""
+
+    removed: tuple[File, ...]
+    pruned: Mapping[str, Positions] | None = None  # what stays of the last one of them
+
+
+class Carry:
+    """Keeps up with the deletes of a table since the inputs of a rewrite were read."""
+
+    def __init__(self, moves: Moves, inputs: Collection[str], planned: Listed, read: Read) -> None:
+        self._moves = moves
+        self._inputs = frozenset(inputs)
+        self._wanted = sorted(path.encode() for path in inputs)
+        self._planned = planned
+        self._read = read
+        self._seen = set(planned.deletes)
+        self._referred: dict[str, frozenset[str]] = {}  # by delete file
+        self._dead: dict[str, list[Positions]] = {}
+
+    def behind(self, now: Listed) -> int:
+        """How many delete files there are that were not read yet."""
+        return sum(path not in self._seen for path in now.deletes)
+
+    def look(self, now: Listed) -> None:
+        """Read the deletes that have come since the last look."""
+        for path, file in now.deletes.items():
+            if path in self._seen:
+                continue
+            self._seen.add(path)
+            if not file.may_concern(self._wanted):
+                continue
+            found = dict(self._read(path))
+            self._referred[path] = frozenset(found)
+            for data_file in self._inputs & found.keys():
+                self._dead.setdefault(data_file, []).append(found[data_file])
+
+    def dead(self) -> dict[str, Positions]:
+        """Rows of the new files that have died since they were read."""
+        return self._moves.moved({p: np.concatenate(some) for p, some in self._dead.items()})
+
+    def dangling(self, now: Listed, carries: bool) -> Dangling:
+        """Delete files that are about nothing but the inputs, and files that are gone.
+
+        Iceberg lets a rewrite add deletes only where it removes some. If it `carries` any and all
+        delete files are about other data files too, one of them is written anew without the inputs.
+        """
+        there = [each for each in now.deletes.values() if each.may_concern(self._wanted)]
+        idle = [each for each in there if self._left(each) <= self._inputs]
+        if idle or not carries:
+            return Dangling(tuple(idle[:_MOST_REMOVED]))
+        about = [each for each in there if self._about(each) & self._inputs]
+        if not about:
+            raise GiveWay("deletes were taken back meanwhile")
+        some = min(about, key=lambda each: each.records)
+        kept = {
+            path: np.unique(positions)
+            for path, positions in self._read(some.path)
+            if path in self._left(some) - self._inputs
+        }
+        return Dangling((some,), kept)
+
+    def _left(self, file: File) -> frozenset[str]:
+        """The data files that a delete file is about, as far as they may still be there."""
+        about = self._about(file)
+        if file.path not in self._planned.deletes:
+            return about  # it is newer than our list of data files
+        return about & self._planned.data.keys()
+
+    def _about(self, file: File) -> frozenset[str]:
+        if file.about is not None:
+            return frozenset([file.about])
+        if file.path not in self._referred:
+            self._referred[file.path] = frozenset(path for path, _ in self._read(file.path))
+        return self._referred[file.path]

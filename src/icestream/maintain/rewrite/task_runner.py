@@ -1,0 +1,171 @@
+"""A job: one task beside those of the stream, which can be called off.
+
+On one machine it runs in a process of its own that gives way to all others: a slot of Spark's
+would be one less for the stream, and its worker as important as the stream's own. On a cluster it
+is a task of Spark's like any other, where the files are near.
+"""
+
+import json
+import os
+import pickle
+import select
+import struct
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
+from typing import IO, Any, Protocol
+
+from icestream.batch.decode_task import report_type
+from icestream.errors import GaveUp, IcestreamError
+
+SIZE = struct.Struct("<Q")  # before each message to and from a worker
+_LOOK_EVERY = 0.2
+_PATIENCE = 30.0  # seconds for a cancelled task to end
+
+Stopped = Callable[[], bool]
+
+
+class Cancelled(Exception):
+    """Somebody asked for a stop."""
+
+
+class Job(Protocol):
+    """Runs tasks, one at a time."""
+
+    def run(self, task: Any, what: str, stopped: Stopped) -> str:
+        """Call the task; → its report. Raises Cancelled, or what the task says."""
+        ...
+
+    def rest(self) -> None:
+        """There is nothing to do for a while."""
+        ...
+
+    def close(self) -> None:
+        """No task is run any more."""
+        ...
+
+
+def job_for(spark: Any) -> Job:
+    """The way to run a task where this session runs its own."""
+    local = str(spark.sparkContext.master).startswith("local")
+    return ProcessJob() if local else SparkJob(spark)
+
+
+class ProcessJob:
+    """Tasks in a Python process beside this one, with less right to the processor."""
+
+    def __init__(self) -> None:
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    def run(self, task: Any, what: str, stopped: Stopped) -> str:
+        """Send the task, wait for the answer."""
+        if stopped():
+            raise Cancelled
+        worker = self._worker = self._worker or _started()
+        assert worker.stdin is not None, "it was asked for"
+        assert worker.stdout is not None, "it was asked for"
+        try:
+            message = pickle.dumps(task)
+            worker.stdin.write(SIZE.pack(len(message)) + message)
+            worker.stdin.flush()
+            while not select.select([worker.stdout], [], [], _LOOK_EVERY)[0]:
+                if stopped():
+                    self._end(kill=True)
+                    raise Cancelled
+            (size,) = SIZE.unpack(_read(worker.stdout, SIZE.size))
+            kind, text = json.loads(_read(worker.stdout, size))
+        except (EOFError, OSError):
+            code = self._end(kill=True)
+            raise GaveUp(f"{what}: its process ended with code {code}") from None
+        return _report(kind, text)
+
+    def rest(self) -> None:
+        """End the process: it is started in a second, and holds memory."""
+        self._end()
+
+    def close(self) -> None:
+        """The same."""
+        self._end()
+
+    def _end(self, kill: bool = False) -> int | None:
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return None
+        if kill:
+            worker.kill()
+        for pipe in (worker.stdin, worker.stdout):
+            with suppress(OSError):
+                assert pipe is not None, "it was asked for"
+                pipe.close()  # which tells it to end
+        return worker.wait()
+
+
+class SparkJob:
+    """Tasks in a slot of Spark's; in a thread of its own, as each has a connection to Java."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rewrite")
+
+    def run(self, task: Any, what: str, stopped: Stopped) -> str:
+        """Call the task in one slot."""
+        if stopped():
+            raise Cancelled
+        name = f"icestream-rewrite-{uuid.uuid4().hex}"
+        told = self._thread.submit(self._collect, task, name, what)
+        while True:
+            try:
+                ((kind, text),) = told.result(_LOOK_EVERY)
+                return _report(kind, text)
+            except NotYet:
+                if stopped():
+                    self._call_off(name, told)
+                    raise Cancelled from None
+
+    def rest(self) -> None:
+        """Spark goes on anyway."""
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._thread.shutdown()
+
+    def _collect(self, task: Any, name: str, what: str) -> list[Any]:
+        self._spark.sparkContext.setJobGroup(name, what, interruptOnCancel=True)
+        frame = self._spark.range(0, 1, 1, 1)
+        return [tuple(row) for row in frame.mapInArrow(task, report_type()).collect()]
+
+    def _call_off(self, name: str, told: "Future[list[Any]]") -> None:
+        self._spark.sparkContext.cancelJobGroup(name)
+        deadline = time.monotonic() + _PATIENCE
+        while not told.done() and time.monotonic() < deadline:
+            with suppress(Exception):  # that it was cancelled, most likely
+                told.result(_LOOK_EVERY)
+
+
+def _started() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "icestream.maintain.rewrite.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is ours to understand
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+def _read(pipe: IO[bytes], size: int) -> bytes:
+    found = pipe.read(size)
+    if len(found) < size:
+        raise EOFError
+    return found
+
+
+def _report(kind: str, text: str) -> str:
+    if not kind:
+        raise IcestreamError.from_facts(json.loads(text))
+    return text

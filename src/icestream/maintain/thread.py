@@ -1,0 +1,284 @@
+"""Beside the stream: looks at the run's tables now and then, and does what their health asks for.
+
+In a thread of its own. The stream has priority: commits wait for their turn between two batches,
+rewrites take one task slot, and no failure here is one of the run.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.exceptions import NoSuchTableError
+
+from icestream import events
+from icestream.catalogs import Catalog, catalog_for
+from icestream.commit.java_catalog import IcebergTables
+from icestream.config.model import Pipeline as Config
+from icestream.config.options.maintenance import Maintenance as Options
+from icestream.config.route import QUARANTINE
+from icestream.events import Bus
+from icestream.maintain.action import Action, Ending, Kind, Result
+from icestream.maintain.actions import Actions
+from icestream.maintain.gate import Turns
+from icestream.maintain.health import Health, TableHealth
+from icestream.maintain.past_actions import past_of
+from icestream.maintain.policy import plan
+from icestream.maintain.survey import table_names
+from icestream.tables.marker import Marker, property_name
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog as PyCatalog
+    from pyiceberg.table import Table
+    from pyspark.sql import SparkSession
+
+    from icestream.batch.mirrors import Mirrors
+
+_FIRST_LOOK = 60.0  # at most: a start has enough to do, and a short run shall be looked after, too
+_LONGEST_REST = 3600.0  # of an action on a table that keeps failing
+_STOP_SECONDS = 60.0
+_LOOK_EVERY = 0.2
+_SLOT = threading.Lock()  # pipelines of one process share its cores: one action at a time
+_CALL_OFF_EVERY = 1.0
+_SHORT_WAIT = 30.0  # until the next look: what runs rewrites is kept for it
+
+
+class Overtaken(Exception):
+    """Another run has taken a table: maintenance is its business now."""
+
+
+@dataclass
+class Rests:
+    """How long an action that failed on a table is left alone."""
+
+    every: float
+    _failures: dict[tuple[str, Kind], int] = field(default_factory=dict)
+    _until: dict[tuple[str, Kind], float] = field(default_factory=dict)
+
+    def rests(self, action: Action, now: float) -> bool:
+        """Whether it failed not long ago."""
+        return now < self._until.get((action.table, action.kind), 0.0)
+
+    def note(self, result: Result, now: float) -> None:
+        """Twice as long after each failure in a row; giving way is none."""
+        key = result.action.table, result.action.kind
+        if result.ending is not Ending.FAILED:
+            self._failures.pop(key, None)
+            return
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        self._until[key] = now + min(_LONGEST_REST, self.every * 2.0**count)
+
+
+class Crew:
+    """What looks at the tables of a pipeline and acts on them; used by one thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        options: Options,
+        spark: "SparkSession",
+        bus: Bus,
+        turns: Turns,
+        stopped: Callable[[], bool],
+        mirrors: "Mirrors | None" = None,
+        run_id: str | None = None,
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._bus = bus
+        self._stopped = stopped
+        self._run_id = run_id  # None: of no run, so of no claim
+        self._catalog = catalog_for(config.catalog)
+        self._opened: PyCatalog | None = None
+        self._health = Health(options)
+        # Our own: what it knows of a table is not shared with the stream's threads.
+        tables = java_tables(spark, self._catalog, config.name)
+        self._actions = Actions(options, spark, tables, self._open, turns, mirrors)
+        self._rests = Rests(options.every.total_seconds())
+        self._spark = spark
+        self._tag = f"icestream-maintenance-{uuid.uuid4().hex}"
+        spark.sparkContext.addJobTag(self._tag)  # of this thread's jobs, and of those it begins
+
+    def look(self) -> list[Action]:
+        """What should be done now; raises Overtaken, or what keeps it from looking."""
+        now = time.time()
+        due = plan(self._healths(now), self._options, past_of(self._config, now), now)
+        return [action for action in due if not self._rests.rests(action, now)]
+
+    def work(self, actions: Sequence[Action]) -> list[Result]:
+        """One after the other, until all are done or somebody asks for a stop."""
+        results: list[Result] = []
+        for action in actions:
+            while not _SLOT.acquire(timeout=_LOOK_EVERY):
+                if self._stopped():
+                    return results
+            try:
+                if self._stopped():
+                    return results
+                results.append(self._do(action))
+            finally:
+                _SLOT.release()
+        return results
+
+    def call_off(self) -> None:
+        """From another thread: end the jobs that are under way."""
+        with suppress(Exception):  # Spark may be the one that died
+            self._spark.sparkContext.cancelJobsWithTag(self._tag)
+
+    def rest(self) -> None:
+        """Nothing is to be done for a while: give back memory."""
+        self._actions.rest()
+
+    def close(self) -> None:
+        """No thread is left, and no connection."""
+        self._actions.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    def _do(self, action: Action) -> Result:
+        name, table, kind = self._config.name, action.table, action.kind.value
+        self._bus.emit(events.MaintenanceStarted(name, table, kind, action.reason))
+
+        def progress(done: int, total: int) -> None:
+            self._bus.emit(events.MaintenanceProgress(name, table, kind, done, total))
+
+        result = self._actions.run(action, self._stopped, progress)
+        self._rests.note(result, time.time())
+        self._bus.emit(
+            events.MaintenanceFinished(
+                name,
+                table,
+                kind,
+                action.reason,
+                result.ending.value,
+                result.files_before,
+                result.files_after,
+                result.bytes_before,
+                result.bytes_after,
+                result.seconds,
+                result.attempts,
+                result.detail,
+            )
+        )
+        return result
+
+    def _healths(self, now: float) -> list[TableHealth]:
+        """Of each table; one that cannot be read keeps the others from nothing."""
+        found, failures = [], []
+        catalog = self._open()
+        for name in table_names(self._config, catalog):
+            try:
+                table = catalog.load_table(name)
+                self._refuse_if_fenced(name, table)
+                found.append(self._health.look(name, table, now))
+            except NoSuchTableError:
+                continue
+            except Overtaken:
+                raise
+            except Exception as failure:
+                failures.append(f"table `{name}`: {type(failure).__name__}: {failure}")
+        if failures:
+            more = f" (and {len(failures) - 1} more tables)" if len(failures) > 1 else ""
+            text = f"{failures[0].splitlines()[0]}{more}"
+            self._bus.emit(events.MaintenanceFailed(self._config.name, text))
+        return found
+
+    def _refuse_if_fenced(self, name: str, table: "Table") -> None:
+        """A quarantine is claimed when it is needed: its table speaks for it."""
+        text = table.properties.get(property_name(self._config.name))
+        if self._run_id is None or name.endswith(QUARANTINE) or text is None:
+            return
+        if Marker.from_json(text).run_id != self._run_id:
+            raise Overtaken(name)
+
+    def _open(self) -> "PyCatalog":
+        if self._opened is None:
+            self._opened = self._catalog.open()
+        return self._opened
+
+
+class Maintenance:
+    """The thread of one run; begun after its claim, and stopped before it lets go."""
+
+    def __init__(
+        self,
+        config: Config,
+        options: Options,
+        spark: "SparkSession",
+        bus: Bus,
+        run_id: str,
+        mirrors: "Mirrors",
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._spark = spark
+        self._bus = bus
+        self._run_id = run_id
+        self._mirrors = mirrors
+        self._stop = threading.Event()
+        self._crew: Crew | None = None
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
+        self.turns = Turns(stopped=self._stop.is_set)
+
+    def start(self) -> None:
+        """Begin to look, before long."""
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Begin nothing, and call off what is under way."""
+        self._stop.set()
+        if self._crew is not None:
+            self._crew.call_off()
+
+    def stop(self) -> None:
+        """Wait for the end; what does not end in time is cut off with the process, harmlessly."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        self.ask_to_stop()
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(_CALL_OFF_EVERY)
+            self.ask_to_stop()  # a job may have begun just then
+
+    def _run(self) -> None:
+        every = self._options.every.total_seconds()
+        wait = min(every, _FIRST_LOOK)
+        while not self._stop.wait(wait):
+            began = time.monotonic()
+            try:
+                self._crew = self._crew or self._assembled()
+                done = self._crew.work(self._crew.look())
+                if not done or every > _SHORT_WAIT:
+                    self._crew.rest()
+            except Overtaken:
+                break
+            except Exception as failure:
+                text = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                with suppress(Exception):
+                    self._bus.emit(events.MaintenanceFailed(self._config.name, text))
+            wait = max(0.0, every - (time.monotonic() - began))
+        if self._crew is not None:
+            with suppress(Exception):
+                self._crew.close()
+
+    def _assembled(self) -> Crew:
+        return Crew(
+            self._config,
+            self._options,
+            self._spark,
+            self._bus,
+            self.turns,
+            self._stop.is_set,
+            self._mirrors,
+            self._run_id,
+        )
+
+
+def java_tables(spark: "SparkSession", catalog: Catalog, pipeline: str) -> IcebergTables:
+    """The tables of a catalog in the driver's JVM."""
+    jvm: Any = spark.sparkContext._jvm
+    opened = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+        catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
+    )
+    return IcebergTables(jvm, opened, pipeline)

@@ -1,0 +1,1 @@
+"""Run: a process that runs pipelines: starts, supervises, restarts, explains and ends them."""

@@ -1,0 +1,1 @@
+"""Tables: how a table stands in the catalog and in storage, read without a JVM."""

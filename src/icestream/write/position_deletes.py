@@ -1,0 +1,115 @@
+"""Position deletes: which rows of which data files die, as files that every engine reads."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from icestream.tables.arrow import FIELD_ID
+from icestream.tables.storage import filesystem
+from icestream.write.target import StagedFile, StageTarget
+
+PATH_ID, POSITION_ID = 2147483546, 2147483545  # reserved by the specification
+PATHS = pa.dictionary(pa.int32(), pa.string())  # of so many rows only a few; text in the file
+SCHEMA = pa.schema(
+    [
+        pa.field("file_path", PATHS, nullable=False, metadata={FIELD_ID: str(PATH_ID)}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: str(POSITION_ID)}),
+    ]
+)
+# A delete file for one data file is read with that file alone; one for many is read with each of
+# them. But each is a file: with few rows to delete, in all or in a data file, or many data files
+# with more, one a partition is the lesser evil.
+MOST_SCOPED = 16
+_FEW_ROWS = 10_000  # are read as quickly as one more file is opened; of one data file, a tenth
+
+Positions = Mapping[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a data file belongs: a partition, and the spec that it is one of."""
+
+    spec_id: int
+    partition: tuple[Any, ...]  # values as in Iceberg's JSON
+
+    @staticmethod
+    def of(content_json: str) -> "Place":
+        """Of a staged file."""
+        facts = json.loads(content_json)
+        return Place(facts["spec-id"], tuple(facts["partition"]))
+
+
+def merged(parts: Iterable[Positions]) -> dict[str, NDArray[np.int64]]:
+    """The positions of all parts, sorted, each once."""
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    for part in parts:
+        for path, positions in part.items():
+            found.setdefault(path, []).append(positions)
+    return {path: np.unique(np.concatenate(some)) for path, some in sorted(found.items())}
+
+
+def write_deletes(
+    dead: Positions, place_of: Callable[[str], Place], target: StageTarget, attempt: str
+) -> list[StagedFile]:
+    """Write files in the partition of the rows that die, wherever their new rows are."""
+    by_place: dict[Place, list[str]] = {}
+    for path in dead:
+        by_place.setdefault(place_of(path), []).append(path)
+    alone = _worth_a_file(dead)
+    staged: list[StagedFile] = []
+    for place, paths in by_place.items():
+        together = [path for path in paths if path not in alone]
+        own = [[path] for path in paths if path in alone]
+        for some in [*own, together] if together else own:
+            name = f"{target.file_prefix}-{attempt}-{len(staged):05d}-deletes.parquet"
+            location = f"{target.data_location.rstrip('/')}/{name}"
+            staged.append(_write(location, place, some, dead))
+    return staged
+
+
+def _worth_a_file(dead: Positions) -> set[str]:
+    """Data files that get a delete file of their own."""
+    if sum(map(len, dead.values())) <= _FEW_ROWS:
+        return set()
+    found = {path for path, positions in dead.items() if len(positions) > _FEW_ROWS // 10}
+    return found if len(found) <= MOST_SCOPED else set()
+
+
+def _write(location: str, place: Place, paths: Sequence[str], dead: Positions) -> StagedFile:
+    counts = [len(dead[path]) for path in paths]
+    numbers = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
+    names = pa.DictionaryArray.from_arrays(numbers, pa.array(paths, pa.string()))
+    rows = pa.table([names, np.concatenate([dead[path] for path in paths])], schema=SCHEMA)
+    system, path = filesystem(location)
+    system.create_dir(path.rpartition("/")[0], recursive=True)
+    with system.open_output_stream(path) as sink:
+        pq.write_table(
+            rows,
+            sink,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=["file_path"],  # no position is there twice
+            store_schema=False,
+        )
+        size = sink.tell()
+    facts = {
+        "spec-id": place.spec_id,
+        "content": "position-deletes",
+        "file-path": location,
+        "file-format": "parquet",
+        "partition": list(place.partition),
+        "file-size-in-bytes": size,
+        "record-count": rows.num_rows,
+        # Whole paths: readers skip a file by them, and by equal ones know that it is for one file.
+        "lower-bounds": {"keys": [PATH_ID], "values": [min(paths).encode().hex().upper()]},
+        "upper-bounds": {"keys": [PATH_ID], "values": [max(paths).encode().hex().upper()]},
+    }
+    if len(paths) == 1:
+        facts["referenced-data-file"] = paths[0]
+    return StagedFile(location, rows.num_rows, size, json.dumps(facts))
