@@ -108,7 +108,9 @@ def change_events() -> None:
     target = Schema(*(NestedField(at, name, KINDS[kind]) for at, (name, kind) in fields))
     decoder = DebeziumFormat(decimal_handling_mode="string")
     none = patch.object(
-        tails, "take_apart", lambda texts, _: tails.Apart(np.zeros(len(texts), bool), None, {}, {})
+        tails,
+        "take_apart",
+        lambda texts, _: tails.SplitEnvelopes(np.zeros(len(texts), bool), None, {}, {}),
     )
     for size in (BATCH, 20_000, 1_000):
         made = batches(values, size, keys)

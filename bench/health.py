@@ -24,9 +24,9 @@ from pyiceberg.transforms import DayTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, TimestamptzType
 
-from icestream.config.options.maintenance import Maintenance
-from icestream.maintain.health import Health
-from icestream.maintain.policy import plan
+from icestream.config.options.maintenance import MaintenanceOptions
+from icestream.maintain.health import HealthReader
+from icestream.maintain.policy import due_actions
 
 FILES = int(os.environ.get("ICESTREAM_BENCH_FILES", "100000"))
 MANIFESTS = 100
@@ -103,17 +103,17 @@ def as_java_writes(path):
 
 
 def looks(table, what):
-    health = Health(Maintenance())
+    health = HealthReader(MaintenanceOptions())
     clear_manifest_cache()
     with Clock() as clock:
-        found = health.look("bench.files", table)
+        found = health.read("bench.files", table)
     assert found.data_files == FILES
     line(f"{what}: first look", clock, f"{found.manifests} manifests")
     with Clock() as clock:
-        health.look("bench.files", table)
+        health.read("bench.files", table)
     line(f"{what}: again", clock)
     with Clock() as clock:
-        actions = plan([found], Maintenance(), [], found.at)
+        actions = due_actions([found], MaintenanceOptions(), [], found.at)
     line(f"{what}: policy", clock, "; ".join(action.reason for action in actions))
     return health
 
@@ -144,7 +144,7 @@ def main():
         health = looks(table, "long blocks")
         commit(table, range(FILES, FILES + 10))
         with Clock() as clock:
-            health.look("bench.files", table)
+            health.read("bench.files", table)
         line("after one more commit", clock)
     finally:
         catalog.close()

@@ -15,10 +15,10 @@ from pyiceberg.types import BinaryType, LongType, NestedField, StringType
 
 from icestream.index.bucket import lookup
 from icestream.index.build import BUCKETS, build
-from icestream.index.entries import rows
-from icestream.index.key_index import open_store
+from icestream.index.entries import row_entries
+from icestream.index.key_index import open_index
 from icestream.index.keys import bucket_of, key_hashes
-from icestream.index.sorted_run import Origin, open_run, write_run
+from icestream.index.sorted_run import RunIdentity, open_run, write_run
 
 ROWS = int(os.environ.get("ICESTREAM_BENCH_ROWS", "10000000"))
 FILES = 10
@@ -69,7 +69,9 @@ def searching(folder):
     """One run of all keys, as large as it can get: the worst case for a search."""
     rng = np.random.default_rng(5)
     hashes = rng.integers(0, 1 << 64, (ROWS, 2), dtype=np.uint64)
-    write_run(folder / "a.run", Origin("", 0, ""), rows(hashes, 0, np.arange(ROWS)).newest())
+    write_run(
+        folder / "a.run", RunIdentity("", 0, ""), row_entries(hashes, 0, np.arange(ROWS)).newest()
+    )
     asked = [hashes[rng.integers(0, ROWS, BATCH)] for _ in range(6)]
     del hashes
     run, live, times = open_run(folder / "a.run"), np.zeros(1, dtype=np.uint32), []
@@ -115,7 +117,9 @@ def one_batch(store, hashes, number):
     sequence = pa.array([(number << 32).to_bytes(8, "big")] * BATCH)
     with Clock() as staging:
         for bucket, mine in enumerate(groups):
-            entries = rows(hashes[mine], 0, np.arange(len(mine)), sequence.take(pa.array(mine)))
+            entries = row_entries(
+                hashes[mine], 0, np.arange(len(mine)), sequence.take(pa.array(mine))
+            )
             names.append(reader.stage(bucket, f"c{number}", entries, [f"file{number}-{bucket}"]))
     with Clock() as confirming:
         store.prepare(f"c{number}", names)
@@ -147,7 +151,7 @@ def main():
         line(f"build from {built.rows:,} rows", clock,
              f"{bytes_:.1f} bytes a key, peak {peak} MB (before: {before})")  # fmt: skip
         with Clock() as clock:
-            store = open_store(folder / "index", str(made.metadata.table_uuid), [1])
+            store = open_index(folder / "index", str(made.metadata.table_uuid), [1])
         line("open and check every checksum", clock)
         rng = np.random.default_rng(3)
         first, later, merges, runs = [], [], [], 0

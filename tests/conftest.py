@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 from icestream.catalogs import catalog_for, spark_conf
-from icestream.config.load import Loaded, load
-from icestream.events import Bus, Event, Listener
+from icestream.config.load import LoadedConfig, load
+from icestream.events import Event, EventBus, Listener
 from icestream.run import supervisor
 from icestream.sources import files
 
@@ -112,7 +112,7 @@ class Lake:
         path.mkdir(exist_ok=True)
         return path
 
-    def configure(self, text: str) -> Loaded:
+    def configure(self, text: str) -> LoadedConfig:
         self.incoming.mkdir(exist_ok=True)
         self.file.write_text("maintenance: false\n" + textwrap.dedent(text))
         return load(self.file)
@@ -128,7 +128,7 @@ class Lake:
         """Run once over what is there; → the events. `listen` is called between the steps."""
         from icestream.run.supervisor import run_on
 
-        bus, seen = Bus(), []
+        bus, seen = EventBus(), []
         self.events = seen
         bus.join(seen.append)
         if listen:

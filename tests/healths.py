@@ -5,10 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from icestream.config.options.maintenance import Maintenance
+from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.maintain import compaction
-from icestream.maintain.compaction import Compaction
-from icestream.maintain.contents import Contents, DataFiles, DeleteFiles, Partition
+from icestream.maintain.compaction import CompactionRules
+from icestream.maintain.contents import (
+    DataFileColumns,
+    DeleteFileColumns,
+    SnapshotContents,
+    TablePartition,
+)
 from icestream.maintain.health import TableHealth
 
 NOW = 1_800_000_000.0
@@ -36,19 +41,19 @@ def files(count, **facts):
 def contents(data, deletes=(), shared=False):
     """`deletes`: partitions of the delete files."""
     names = list(dict.fromkeys([*(each.place for each in data), *deletes]))
-    return Contents(
-        partitions=tuple(Partition(0, (name,), name) for name in names),
-        data=DataFiles(
+    return SnapshotContents(
+        partitions=tuple(TablePartition(0, (name,), name) for name in names),
+        data=DataFileColumns(
             paths=pa.array([f"f{at}" for at in range(len(data))], pa.string()),
             bytes=np.array([int(each.size * MB) for each in data], dtype=np.int64),
             records=np.array([each.records for each in data], dtype=np.int64),
             deleted=np.array([each.deleted for each in data], dtype=np.int64),
             delete_files=np.array([each.delete_files for each in data], dtype=np.int64),
-            added=np.array([NOW - each.age for each in data], dtype=np.float64),
-            moved=np.array([each.moved for each in data], dtype=np.bool_),
-            places=np.array([names.index(each.place) for each in data], dtype=np.int64),
+            added_at=np.array([NOW - each.age for each in data], dtype=np.float64),
+            only_rewritten=np.array([each.moved for each in data], dtype=np.bool_),
+            partition_numbers=np.array([names.index(each.place) for each in data], dtype=np.int64),
         ),
-        deletes=DeleteFiles(
+        deletes=DeleteFileColumns(
             paths=pa.array([f"d{at}" for at in range(len(deletes))], pa.string()),
             bytes=np.full(len(deletes), 1000, dtype=np.int64),
             records=np.full(len(deletes), 5, dtype=np.int64),
@@ -63,8 +68,8 @@ def health(
 ):
     """A table in perfect health but for what is told."""
     held = contents(data, deletes, shared)
-    rules = rules or Compaction.of({}, {}, mirror)
-    due = compaction.due(held, rules, NOW - 300)
+    rules = rules or CompactionRules.of({}, {}, mirror)
+    due = compaction.due_groups(held, rules, NOW - 300)
     known = {
         "table": table,
         "at": NOW,
@@ -108,4 +113,4 @@ def snapshots(count, spacing, keep=1):
 
 
 def maintenance(**options):
-    return Maintenance.model_validate(options)
+    return MaintenanceOptions.model_validate(options)

@@ -207,7 +207,7 @@ class MaintenanceFailed(Event):
 Listener = Callable[[Event], None]
 
 
-class Bus:
+class EventBus:
     """Hands each event to every listener, in the order in which they joined."""
 
     def __init__(self) -> None:

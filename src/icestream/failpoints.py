@@ -48,7 +48,7 @@ class Failpoint(Exception):
 
 
 @dataclass
-class _Armed:
+class _ArmedFailpoint:
     act: Callable[[], None]
     probability: float
     left: int | None  # None: without end
@@ -80,13 +80,13 @@ _ACTIONS: dict[str, Callable[[], None]] = {
 
 
 @functools.cache
-def _armed() -> dict[str, _Armed]:
+def _armed() -> dict[str, _ArmedFailpoint]:
     """What the environment says; asked once per process."""
     text = os.environ.get(VARIABLE, "")
     return dict(_parse(each.strip()) for each in text.split(",") if each.strip())
 
 
-def _parse(text: str) -> tuple[str, _Armed]:
+def _parse(text: str) -> tuple[str, _ArmedFailpoint]:
     name, action, probability, count, *more = [*text.split(":"), "", "", ""]
     sleep = re.fullmatch(r"sleep\((\d+(?:\.\d+)?)\)", action)
     if name not in NAMES:
@@ -97,7 +97,7 @@ def _parse(text: str) -> tuple[str, _Armed]:
     try:
         if any(more):
             raise ValueError
-        return name, _Armed(act, float(probability or 1), int(count) if count else None)
+        return name, _ArmedFailpoint(act, float(probability or 1), int(count) if count else None)
     except ValueError:
         raise _wrong(text, "it is name:action[:probability][:count]") from None
 

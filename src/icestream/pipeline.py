@@ -1,8 +1,8 @@
 """READ FIRST: one micro-batch, from the source to the commit.
 
-    Pipeline.open      claim the tables, open the stream where their markers stand
-    Pipeline.process   plan ▸ stage (one Spark job) ▸ evolve and again if need be ▸ land
-    Pipeline.close     write down how far the quiet tables have come
+    Pipeline.open             claim the tables, open the stream where their markers stand
+    Pipeline.process          plan ▸ stage (one Spark job) ▸ evolve and again if need be ▸ commit
+    Pipeline.commit_consumed  write down how far the quiet tables have come
 
 The rules are in commit/protocol.py, which is pure; this file and commit/table_commits.py carry them
 out. The job's tasks are batch/decode_task.py and batch/write_task.py.
@@ -20,33 +20,44 @@ from typing import TYPE_CHECKING, Any
 
 from icestream import events
 from icestream.batch import arrow_batches
-from icestream.batch.arrow_batches import Seen
-from icestream.batch.decode_task import Report, StageTask, TableTask, report_type
+from icestream.batch.arrow_batches import BatchSizes
+from icestream.batch.decode_task import StageTask, TableTaskInput, TaskReport, report_type
 from icestream.batch.mirrors import Mirrors
 from icestream.commit import protocol
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.protocol import Claim, Range, TableView, Verdict
+from icestream.commit.protocol import BatchVerdict, Claim, PositionRange, TableState
 from icestream.commit.refusals import loss_refusal, refusal
 from icestream.commit.table_builder import (
-    Builder,
+    TableBuilder,
+    awaits_layout,
     current_fields,
-    lacks_included,
-    lacks_layout,
+    missing_included,
     stage_target,
 )
-from icestream.commit.table_commits import Landing, RunTable, Work, describe, located
-from icestream.config.model import Pipeline as Config
+from icestream.commit.table_commits import (
+    RunTable,
+    TableBatch,
+    TableCommitter,
+    describe_range,
+    located_marker,
+)
+from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
 from icestream.config.route import Route
 from icestream.config.router import Router
 from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused
-from icestream.events import Bus
+from icestream.events import EventBus
 from icestream.failpoints import failpoint
 from icestream.formats import Format
-from icestream.run.scratch import make
+from icestream.run.scratch import make_scratch
 from icestream.schema import merge_new_fields
-from icestream.sources import Losses, Source, Start, Stream, naming_the_log
-from icestream.tables.design import Design, laid_out_columns, quarantine_design, quarantine_name
+from icestream.sources import LossReport, Source, StartPositions, Stream, translate_missing_log
+from icestream.tables.design import (
+    TableDesign,
+    laid_out_columns,
+    quarantine_design,
+    quarantine_name,
+)
 from icestream.tables.marker import Positions
 from icestream.write.discard import discard
 
@@ -63,19 +74,19 @@ class Pipeline:
 
     def __init__(
         self,
-        config: Config,
+        config: PipelineConfig,
         source: Source,
         record_format: Format,
         tables: IcebergTables,
-        builder: Builder,
-        design: Callable[[str, TableRule], Design],
-        bus: Bus,
+        builder: TableBuilder,
+        design: Callable[[str, TableRule], TableDesign],
+        bus: EventBus,
         mirrors: Mirrors,
         after: Sequence[str] = (),
     ) -> None:
         self.name = config.name
         self.run_id = uuid.uuid4().hex
-        self._after = after  # runs of this process that broke; this one stands in for them
+        self._earlier_runs = after  # runs of this process that broke; this one stands in for them
         self._config = config
         self._source = source
         self._format = record_format
@@ -85,13 +96,13 @@ class Pipeline:
         self._bus = bus
         self._mirrors = mirrors
         self._router = Router(config)
-        self._landing = Landing(tables, source, bus, Claim(self.name, 0, self.run_id))
-        self._run: dict[str, RunTable] = {}
+        self._landing = TableCommitter(tables, source, bus, Claim(self.name, 0, self.run_id))
+        self._run_tables: dict[str, RunTable] = {}
         self._unrouted: set[str] = set()
         self._begin: Positions = {}
-        self.under_way: Range | None = None  # the batch at work, or the one that failed
-        self._seen: Seen | None = None  # of the last batch
-        self._most_at_once = 0  # records that Python may get; 0: not known yet
+        self.current_range: PositionRange | None = None  # the batch at work, or the one that failed
+        self._last_sizes: BatchSizes | None = None  # of the last batch
+        self._max_arrow_records = 0  # records that Python may get; 0: not known yet
         self.scratch: Path | None = None  # once the tables are claimed
         # For the whole run: each thread has a connection to Java, which outlives the thread.
         self._committers = ThreadPoolExecutor(_PARALLEL_COMMITS, thread_name_prefix="commit")
@@ -105,65 +116,69 @@ class Pipeline:
 
         `folder` has a place for each run's scratch.
         """
-        for route in self._first_routes():
-            self._add(route)
-        aside = [quarantine_name(name) for name, each in self._run.items() if each.has_quarantine]
-        views = {name: self._tables.load(name) for name in sorted([*self._run, *aside])}
-        if self._after and (taken := protocol.overtaken(views, self._after)):
-            raise refusal(taken, Verdict.FENCED.value, views[taken])
+        for route in self._initial_routes():
+            self._open_table(route)
+        aside = [
+            quarantine_name(name) for name, each in self._run_tables.items() if each.has_quarantine
+        ]
+        views = {name: self._tables.load(name) for name in sorted([*self._run_tables, *aside])}
+        if self._earlier_runs and (taken := protocol.claimed_by_another(views, self._earlier_runs)):
+            raise refusal(taken, BatchVerdict.FENCED.value, views[taken])
         generation = protocol.next_generation(views.values())
         self._landing.claim = Claim(self.name, generation, self.run_id)
-        self._source.recall([located(view) for view in views.values() if view.marker])
-        start = Start({})
-        if any(view.marker is None for name, view in views.items() if name in self._run):
-            start = self._source.resolve(self._config.source.start)
+        self._source.load_details([located_marker(view) for view in views.values() if view.marker])
+        start = StartPositions({})
+        if any(view.marker is None for name, view in views.items() if name in self._run_tables):
+            start = self._source.resolve_start(self._config.source.start)
         for name, view in views.items():
-            views[name] = self._landing.take(name, view, self._share_of_start(name, start))
-        self.scratch = make(folder, generation, self.run_id)
+            views[name] = self._landing.claim_table(name, view, self._start_of_table(name, start))
+        self.scratch = make_scratch(folder, generation, self.run_id)
         # Again: the run before us may have committed until the moment of our claim.
-        self._source.recall([located(view) for view in views.values()])
-        views = self._without_losses(views, accept_loss)
-        self._begin = protocol.nearest(
-            *(located(views[name]).marker.positions for name in self._run)
+        self._source.load_details([located_marker(view) for view in views.values()])
+        views = self._handle_losses(views, accept_loss)
+        self._begin = protocol.min_positions(
+            *(located_marker(views[name]).marker.positions for name in self._run_tables)
         )
         stream = self._source.open(spark, self._begin, self.scratch, once)
         self._emit(
             events.RunStarted,
             run_id=self.run_id,
             generation=generation,
-            tables=tuple(sorted(self._run)),
+            tables=tuple(sorted(self._run_tables)),
         )
         return stream
 
-    def _without_losses(self, views: Mapping[str, TableView], accept: bool) -> dict[str, TableView]:
+    def _handle_losses(
+        self, views: Mapping[str, TableState], accept: bool
+    ) -> dict[str, TableState]:
         """Stop at records that the source no longer has, or write down that they are given up."""
         found = {name: self._losses(view) for name, view in views.items()}
-        for name in set(views) - set(self._run):
+        for name in set(views) - set(self._run_tables):
             # What a quarantine table has not seen yet is not missing from it.
             told = [loss for loss in found[name].lost if loss.kind != "retention"]
             found[name] = replace(found[name], lost=tuple(told))
         hurt = sorted(name for name in views if found[name].lost)
         if hurt and not accept:
-            first = min(hurt, key=lambda name: name not in self._run)
+            first = min(hurt, key=lambda name: name not in self._run_tables)
             raise loss_refusal(first, found[first].lost)
         seen = dict(views)
         # Quarantine tables first: a crash in between still finds the table's own losses and asks.
-        for name in sorted(hurt, key=lambda name: name in self._run):
-            seen[name] = self._landing.forgive(name, views[name], found[name])
+        for name in sorted(hurt, key=lambda name: name in self._run_tables):
+            seen[name] = self._landing.accept_losses(name, views[name], found[name])
         return seen
 
-    def _losses(self, view: TableView) -> Losses:
-        marker = located(view).marker
+    def _losses(self, view: TableState) -> LossReport:
+        marker = located_marker(view).marker
         return self._source.losses(marker.positions, marker.stream_ids)
 
-    def diagnose(self) -> IcestreamError | None:
+    def explain_failure(self) -> IcestreamError | None:
         """After a failure: are we fenced, has the source lost something, or gone away itself?"""
         if self.scratch is None:
             return None  # nothing was ours yet
         try:
-            views = {name: self._tables.load(name) for name in self._run}
-            if taken := protocol.overtaken(views, [*self._after, self.run_id]):
-                return refusal(taken, Verdict.FENCED.value, views[taken])
+            views = {name: self._tables.load(name) for name in self._run_tables}
+            if taken := protocol.claimed_by_another(views, [*self._earlier_runs, self.run_id]):
+                return refusal(taken, BatchVerdict.FENCED.value, views[taken])
             for name, view in views.items():
                 if lost := self._losses(view).lost:
                     return loss_refusal(name, lost)
@@ -172,33 +187,33 @@ class Pipeline:
             return failure
         return None
 
-    def _first_routes(self) -> Sequence[Route]:
+    def _initial_routes(self) -> Sequence[Route]:
         """Tables by fixed name, by known topics, and those that an earlier run made."""
         known = [self._router.route(topic) for topic in self._source.known_topics()]
         found = {route.table: route for route in [*self._router.fixed(), *known] if route}
-        for name in self._tables.names(self._router.reaches):
+        for name in self._tables.list_tables(self._router.reaches):
             rule = self._router.owner(name)
             if rule and name not in found and self._tables.load(name).marker:
                 found[name] = Route(name, rule)
         return [found[name] for name in sorted(found)]
 
-    def _add(self, route: Route) -> None:
+    def _open_table(self, route: Route) -> None:
         design = self._design(route.table, route.rule)
         if self._builder.create(design):
             self._emit(events.TableCreated, table=route.table)
             failpoint("table-created")
         base = self._tables.load(route.table).base
-        if lacking := lacks_included(design, base.document):
+        if lacking := missing_included(design, base.document):
             self._builder.evolve(design, base, lacking)
         has_quarantine = self._tables.exists(quarantine_name(route.table))
-        self._run[route.table] = RunTable(route.table, route.rule, design, has_quarantine)
+        self._run_tables[route.table] = RunTable(route.table, route.rule, design, has_quarantine)
 
-    def _share_of_start(self, name: str, start: Start) -> Start:
+    def _start_of_table(self, name: str, start: StartPositions) -> StartPositions:
         """Where one table begins; a quarantine table follows its table and begins nowhere."""
-        if name not in self._run:
-            return Start({})
-        streams = self._streams(name, self._source.known_topics(), start.positions)
-        return Start(
+        if name not in self._run_tables:
+            return StartPositions({})
+        streams = self._streams_of_table(name, self._source.known_topics(), start.positions)
+        return StartPositions(
             {stream: at for stream, at in start.positions.items() if stream in streams},
             {stream: one for stream, one in start.stream_ids.items() if stream in streams},
         )
@@ -207,40 +222,42 @@ class Pipeline:
 
     def process(self, frame: "DataFrame", batch_id: int) -> None:
         """Bring one range of the source into the tables, each record once."""
-        batch = self.under_way = self._range(batch_id)
+        batch = self.current_range = self._batch_range(batch_id)
         failpoint("offsets-logged")
         routes = self._routes(batch)
         for _ in range(_ROUNDS):
             ids = self._source.stream_ids(batch.stop)
-            works = [self._plan(table, batch, routes, ids) for table in self._due(routes)]
-            due = [work for work in works if work.plan.verdict is Verdict.COMMIT]
+            works = [
+                self._plan_table(table, batch, routes, ids) for table in self._tables_of(routes)
+            ]
+            due = [work for work in works if work.plan.verdict is BatchVerdict.COMMIT]
             self._emit(
                 events.BatchPlanned,
                 batch=batch_id,
                 tables={work.table.name: work.plan.verdict.value for work in works},
             )
-            if not due or self._finish(due, self._stage(frame, batch, due, routes)):
+            if not due or self._commit_or_replan(due, self._stage(frame, batch, due, routes)):
                 break
         else:
             raise GaveUp(
                 f"pipeline `{self.name}`: batch {batch_id} had to be planned {_ROUNDS} times",
-                where=describe(batch),
+                where=describe_range(batch),
                 hint="somebody keeps changing the tables; a restart is safe",
             )
         if due:
             failpoint("tables-done")
-        for table in self._run.values():
-            self._move_on(table, batch, routes)
-        self.under_way = None
+        for table in self._run_tables.values():
+            self._note_consumed(table, batch, routes)
+        self.current_range = None
 
-    def _range(self, batch_id: int) -> Range:
+    def _batch_range(self, batch_id: int) -> PositionRange:
         """What was logged for this batch, never what was seen of it."""
         assert self.scratch is not None, "a batch comes after `open`"
-        stop = _logged(self.scratch, batch_id)
-        start = _logged(self.scratch, batch_id - 1) if batch_id else self._begin
-        return Range(start, stop)
+        stop = _read_offset_log(self.scratch, batch_id)
+        start = _read_offset_log(self.scratch, batch_id - 1) if batch_id else self._begin
+        return PositionRange(start, stop)
 
-    def _routes(self, batch: Range) -> dict[str, str]:
+    def _routes(self, batch: PositionRange) -> dict[str, str]:
         """Topic → table for this range; tables seen for the first time are made and claimed."""
         routes: dict[str, str] = {}
         for topic in self._source.topics(batch):
@@ -250,42 +267,52 @@ class Pipeline:
                     self._unrouted.add(topic)
                     self._emit(events.TopicUnrouted, topic=topic)
                 continue
-            if route.table not in self._run:
-                self._add(route)
-                begin = Start(batch.start, self._source.stream_ids(batch.start))
+            if route.table not in self._run_tables:
+                self._open_table(route)
+                begin = StartPositions(batch.start, self._source.stream_ids(batch.start))
                 view = self._tables.load(route.table)
-                self._landing.take(route.table, view, self._share_of_start(route.table, begin))
+                self._landing.claim_table(
+                    route.table, view, self._start_of_table(route.table, begin)
+                )
             routes[topic] = route.table
         return routes
 
-    def _due(self, routes: Mapping[str, str]) -> list[RunTable]:
-        return [self._run[name] for name in sorted(set(routes.values()))]
+    def _tables_of(self, routes: Mapping[str, str]) -> list[RunTable]:
+        return [self._run_tables[name] for name in sorted(set(routes.values()))]
 
-    def _plan(
-        self, table: RunTable, batch: Range, routes: Mapping[str, str], ids: Mapping[str, str]
-    ) -> Work:
+    def _plan_table(
+        self,
+        table: RunTable,
+        batch: PositionRange,
+        routes: Mapping[str, str],
+        ids: Mapping[str, str],
+    ) -> TableBatch:
         topics = [topic for topic, name in routes.items() if name == table.name]
-        own = self._share(table.name, batch, topics)
+        own = self._range_of_table(table.name, batch, topics)
         view = self._tables.load(table.name)
-        plan = protocol.plan(view, self._landing.claim, own, table.progress, ids)
-        if plan.verdict not in (Verdict.COMMIT, Verdict.SKIP):
-            at_source = plan.verdict in (Verdict.GAP, Verdict.INCARNATION)
-            lost = self.diagnose() if at_source else None
-            raise lost or refusal(table.name, plan.verdict.value, view, plan.missing)
+        plan = protocol.plan_batch(view, self._landing.claim, own, table.consumed, ids)
+        if plan.verdict not in (BatchVerdict.COMMIT, BatchVerdict.SKIP):
+            at_source = plan.verdict in (BatchVerdict.GAP, BatchVerdict.INCARNATION)
+            lost = self.explain_failure() if at_source else None
+            raise lost or refusal(table.name, plan.verdict.value, view, plan.gaps)
         quarantine = None
         if table.has_quarantine:
             name = quarantine_name(table.name)
             quarantine = self._tables.load(name)
             if not self._landing.owns(quarantine):
-                quarantine = self._landing.take(name, quarantine, Start({}))
-        work = Work(table, own, view, plan, quarantine, uuid.uuid4().hex, ids)
-        if table.rule.mode == "upsert" and plan.verdict is Verdict.COMMIT:
-            return self._mirrors.planned(work)
+                quarantine = self._landing.claim_table(name, quarantine, StartPositions({}))
+        work = TableBatch(table, own, view, plan, quarantine, uuid.uuid4().hex, ids)
+        if table.rule.mode == "upsert" and plan.verdict is BatchVerdict.COMMIT:
+            return self._mirrors.with_index(work)
         return work
 
     def _stage(
-        self, frame: "DataFrame", batch: Range, due: Sequence[Work], routes: Mapping[str, str]
-    ) -> tuple[dict[str, Report], float]:
+        self,
+        frame: "DataFrame",
+        batch: PositionRange,
+        due: Sequence[TableBatch],
+        routes: Mapping[str, str],
+    ) -> tuple[dict[str, TaskReport], float]:
         """One Spark job for all tables; → what it did for each, and how long it took."""
         names = {work.table.name: work for work in due}
         task = StageTask(
@@ -296,126 +323,136 @@ class Pipeline:
             ingested_at=datetime.now(UTC),
         )
         began = time.monotonic()
-        reports = {name: Report() for name in names}
-        tasks = self._source.tasks(batch, frame.sparkSession.sparkContext.defaultParallelism)
-        frame = self._fitted(frame, tasks)
+        reports = {name: TaskReport() for name in names}
+        tasks = self._source.max_tasks(batch, frame.sparkSession.sparkContext.defaultParallelism)
+        frame = self._sized_for_tasks(frame, tasks)
         if task.shuffles:
-            told = self._mirrors.apply(frame, task, tasks)
+            told = self._mirrors.run_batch(frame, task, tasks)
         else:
             told = frame.mapInArrow(task, report_type()).collect()  # type: ignore[arg-type]
         for name, text in sorted(told):  # errors have no table, so they come first
             if not name:
                 raise IcestreamError.from_facts(json.loads(text))
-            reports[name] += Report.from_json(text)
-        self._seen = Seen(
+            reports[name] += TaskReport.from_json(text)
+        self._last_sizes = BatchSizes(
             sum(report.read for report in reports.values()),
             sum(report.bytes for report in reports.values()),
-            max(report.widest for report in reports.values()),
+            max(report.largest_record for report in reports.values()),
         )
         failpoint("files-staged")
         return reports, time.monotonic() - began
 
-    def _fitted(self, frame: "DataFrame", tasks: int | None) -> "DataFrame":
+    def _sized_for_tasks(self, frame: "DataFrame", tasks: int | None) -> "DataFrame":
         """The batch in as many tasks as it is worth, and in Arrow batches that fit into memory."""
         spark = frame.sparkSession
-        self._most_at_once = self._most_at_once or int(spark.conf.get(arrow_batches.MOST) or "0")
-        for name, value in arrow_batches.settings(self._most_at_once, self._seen).items():
+        self._max_arrow_records = self._max_arrow_records or int(
+            spark.conf.get(arrow_batches.MOST) or "0"
+        )
+        for name, value in arrow_batches.arrow_batch_settings(
+            self._max_arrow_records, self._last_sizes
+        ).items():
             spark.conf.set(name, value)
         return frame if tasks is None else frame.coalesce(tasks)
 
-    def _table_task(self, work: Work) -> TableTask:
-        table, batch = work.table, work.batch
+    def _table_task(self, work: TableBatch) -> TableTaskInput:
+        table, batch = work.table, work.range
         prefix = f"{self.name}-{self._landing.claim.generation:05d}-{work.commit_id}"
         aside = stage_target(work.quarantine.base.document, prefix) if work.quarantine else None
         floors = self._source.record_floors(batch, work.plan.floors)
-        trims = self._source.record_floors(batch, protocol.trim_only(work.quarantine, batch))
-        return TableTask(
-            target=stage_target(work.view.base.document, prefix),
+        trims = self._source.record_floors(
+            batch, protocol.quarantine_floors(work.quarantine, batch)
+        )
+        return TableTaskInput(
+            target=stage_target(work.state.base.document, prefix),
             quarantine=aside,
             floors=floors,
             quarantine_floors=trims,
             format=self._format,
-            rule=table.rule.schema_evolution,
+            schema_evolution=table.rule.schema_evolution,
             bad_records=table.rule.bad_records,
             metadata_columns=table.rule.metadata_columns,
             dropped_columns=frozenset(table.rule.except_columns),
             declared=frozenset(table.rule.columns),
-            upsert=self._mirrors.upserting(work, prefix) if table.rule.mode == "upsert" else None,
-            gathers=table.spread.gathers,
+            upsert=self._mirrors.task_input(work, prefix) if table.rule.mode == "upsert" else None,
+            shuffle_by_partition=table.file_spread.shuffle_pays,
         )
 
-    def _finish(self, due: Sequence[Work], staged: tuple[dict[str, Report], float]) -> bool:
+    def _commit_or_replan(
+        self, due: Sequence[TableBatch], staged: tuple[dict[str, TaskReport], float]
+    ) -> bool:
         """Commit what was staged; False: something had to change first, so plan again."""
         reports, seconds = staged
-        self._refuse(due, reports)
-        if self._prepare(due, reports):
+        self._refuse_bad_batch(due, reports)
+        if self._change_tables(due, reports):
             for work in due:
                 report = reports[work.table.name]
                 discard([*report.files, *report.quarantine_files])
                 self._mirrors.abandon(work)
             return False
-        self._same_streams(due)
+        self._refuse_recreated_streams(due)
 
-        def land(work: Work) -> bool:
+        def land(work: TableBatch) -> bool:
             report = reports[work.table.name]
-            deletes = self._mirrors.deletes(work, report)
+            deletes = self._mirrors.stage_deletes(work, report)
             staged = [*report.files, *report.quarantine_files, *deletes]
-            done = self._landing.present(work.table.name, staged) and self._landing.land(
-                work, report, seconds, deletes
-            )
+            done = self._landing.check_staged_files(
+                work.table.name, staged
+            ) and self._landing.commit_batch(work, report, seconds, deletes)
             if work.table.rule.mode == "append":
-                work.table.spread.saw(report.files, work.table.spread.gathers)
+                work.table.file_spread.observe(report.files, work.table.file_spread.shuffle_pays)
             failpoint("between-tables")
             return done
 
         return all(list(self._committers.map(land, due)))
 
-    def _same_streams(self, due: Sequence[Work]) -> None:
+    def _refuse_recreated_streams(self, due: Sequence[TableBatch]) -> None:
         """What was read came from the streams that were planned for: their identities held."""
         before: dict[str, str] = {}
         for work in due:
             # The marker's too: one that was gone when we planned may be back as another.
-            ids = {**located(work.view).marker.stream_ids, **work.stream_ids}
-            before |= {stream: one for stream, one in ids.items() if stream in work.batch.stop}
+            ids = {**located_marker(work.state).marker.stream_ids, **work.stream_ids}
+            before |= {stream: one for stream, one in ids.items() if stream in work.range.stop}
         if self._source.stream_ids(before) != before:
-            raise self.diagnose() or refusal(due[0].table.name, "incarnation", due[0].view)
+            raise self.explain_failure() or refusal(due[0].table.name, "incarnation", due[0].state)
 
-    def _refuse(self, due: Sequence[Work], reports: Mapping[str, Report]) -> None:
+    def _refuse_bad_batch(
+        self, due: Sequence[TableBatch], reports: Mapping[str, TaskReport]
+    ) -> None:
         """Stop before anything is written at what the pipeline file forbids or cannot mean."""
         for work in due:
             report, design = reports[work.table.name], work.table.design
-            missing = laid_out_columns(design) - set(current_fields(work.view.base.document))
+            missing = laid_out_columns(design) - set(current_fields(work.state.base.document))
             if missing and report.landed and not report.new_fields:
                 raise SchemaRefused(
                     f"table `{work.table.name}`: `partition_by` or `sort_by` names "
                     f"`{min(missing)}`, which no record has",
                     hint="declare it under `columns:`, or correct the name",
                 )
-            if bad := report.offender:
+            if bad := report.first_bad:
                 raise BadRecord(
                     f"table `{work.table.name}`: {bad.error}",
                     where=f"topic {bad.topic}, partition {bad.partition}, offset {bad.offset}",
                     hint="keep such records by `bad_records: quarantine`; try `icestream preview`",
                 )
 
-    def _prepare(self, due: Sequence[Work], reports: Mapping[str, Report]) -> bool:
+    def _change_tables(self, due: Sequence[TableBatch], reports: Mapping[str, TaskReport]) -> bool:
         """Add the columns and quarantine tables that the tasks asked for; → whether any was."""
         asked = False
         for work in due:
             table, report = work.table, reports[work.table.name]
             new = merge_new_fields(report.new_fields)
             wider = list({each.name: each for each in report.widened}.values())
-            if new or wider or lacks_layout(table.design, work.view.base.document):
+            if new or wider or awaits_layout(table.design, work.state.base.document):
                 asked = True
                 try:
-                    self._builder.evolve(table.design, work.view.base, new, wider)
+                    self._builder.evolve(table.design, work.state.base, new, wider)
                 except protocol.CommitFailed:
                     continue  # somebody was faster: planning again sees what is there now
                 failpoint("schema-evolved")
                 names = tuple(".".join((*each.parent, each.name)) for each in [*new, *wider])
                 if names:
                     self._emit(events.SchemaEvolved, table=table.name, columns=names)
-            if table.rule.mode == "upsert" and self._mirrors.prepare(work, report):
+            if table.rule.mode == "upsert" and self._mirrors.handle_requests(work, report):
                 asked = True
             if report.wants_quarantine and not table.has_quarantine:
                 asked = True
@@ -427,34 +464,38 @@ class Pipeline:
 
     # -- quiet tables --------------------------------------------------------------------------
 
-    def _move_on(self, table: RunTable, batch: Range, routes: Mapping[str, str]) -> None:
+    def _note_consumed(
+        self, table: RunTable, batch: PositionRange, routes: Mapping[str, str]
+    ) -> None:
         topics = [topic for topic, name in routes.items() if name == table.name]
-        own = self._share(table.name, batch, topics)
-        table.progress = protocol.furthest(table.progress, own.stop)
-        if time.monotonic() - table.advanced_at > _ADVANCE_SECONDS:
-            self._landing.advance(table)
+        own = self._range_of_table(table.name, batch, topics)
+        table.consumed = protocol.max_positions(table.consumed, own.stop)
+        if time.monotonic() - table.marker_written_at > _ADVANCE_SECONDS:
+            self._landing.commit_consumed(table)
 
-    def close(self) -> None:
+    def commit_consumed(self) -> None:
         """At a clean stop every table says how far it has come."""
-        for table in self._run.values():
-            self._landing.advance(table)
+        for table in self._run_tables.values():
+            self._landing.commit_consumed(table)
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """However the run ended: no thread of it is left."""
         self._committers.shutdown()
         self._mirrors.close()
 
     # -- small things --------------------------------------------------------------------------
 
-    def _share(self, name: str, batch: Range, topics: Sequence[str]) -> Range:
+    def _range_of_table(
+        self, name: str, batch: PositionRange, topics: Sequence[str]
+    ) -> PositionRange:
         """The part of a range that a table's positions speak of."""
-        streams = self._streams(name, topics, batch.stop)
-        return Range(
+        streams = self._streams_of_table(name, topics, batch.stop)
+        return PositionRange(
             {stream: at for stream, at in batch.start.items() if stream in streams},
             {stream: at for stream, at in batch.stop.items() if stream in streams},
         )
 
-    def _streams(self, name: str, topics: Sequence[str], among: Positions) -> set[str]:
+    def _streams_of_table(self, name: str, topics: Sequence[str], among: Positions) -> set[str]:
         routed = {
             self._source.stream_of(topic)
             for topic in topics
@@ -468,10 +509,10 @@ class Pipeline:
         self._bus.emit(kind(pipeline=self.name, **facts))
 
 
-def _logged(scratch: Path, batch_id: int) -> Positions:
+def _read_offset_log(scratch: Path, batch_id: int) -> Positions:
     """The positions in the stream's log of planned offsets."""
     file = scratch / "checkpoint" / "offsets" / str(batch_id)
-    with naming_the_log(file):
+    with translate_missing_log(file):
         text = file.read_text()
     raw = json.loads(text.splitlines()[2])
     return {s: {int(n): at for n, at in partitions.items()} for s, partitions in raw.items()}

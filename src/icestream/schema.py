@@ -105,7 +105,7 @@ class NewField:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SchemaComparison:
     """What a structure asks of a table: fields to add, and dotted names → why they may not be."""
 
     new: tuple[NewField, ...] = ()
@@ -238,10 +238,10 @@ def compare(
     rule: Rule,
     ignored: frozenset[str] = frozenset(),
     at: tuple[str, ...] = (),
-) -> Comparison:
+) -> SchemaComparison:
     """Find the fields of `structure`, which sits at path `at`, that the table does not have."""
     if rule == "ignore":
-        return Comparison()
+        return SchemaComparison()
     new: list[NewField] = []
     refused: dict[str, str] = {}
     taken = _paths(schema)
@@ -269,7 +269,7 @@ def compare(
                 else:
                     siblings[name.lower()] = name
                     new.append(NewField(path, name, found))
-    return Comparison(tuple(merge_new_fields([new])), refused)
+    return SchemaComparison(tuple(merge_new_fields([new])), refused)
 
 
 def judge(

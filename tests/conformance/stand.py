@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from icestream.catalogs import catalog_for, spark_conf
-from icestream.config.model import Pipeline as Config
-from icestream.events import Bus, Event
+from icestream.config.model import PipelineConfig
+from icestream.events import Event, EventBus
 from icestream.pipeline import Pipeline
-from icestream.run.pipeline_run import assembled
-from icestream.sources import Losses, Start
+from icestream.run.pipeline_run import build_pipeline
+from icestream.sources import LossReport, StartPositions
 
 TASKS = 3
 
@@ -77,21 +77,21 @@ class Captured:
     def known_topics(self) -> Sequence[str]:
         return self.topics_
 
-    def recall(self, markers: Any) -> None: ...
+    def load_details(self, markers: Any) -> None: ...
 
-    def resolve(self, start: Any) -> Start:
-        return Start({topic: {0: 0} for topic in self.topics_})
+    def resolve_start(self, start: Any) -> StartPositions:
+        return StartPositions({topic: {0: 0} for topic in self.topics_})
 
     def open(self, spark: Any, begin: Any, scratch: Path, once: bool) -> None: ...
 
-    def tasks(self, batch: Any, cores: int) -> int:
+    def max_tasks(self, batch: Any, cores: int) -> int:
         return TASKS
 
     def stream_ids(self, streams: Any) -> dict[str, str]:
         return {}
 
-    def losses(self, reached: Any, known_ids: Any) -> Losses:
-        return Losses()
+    def losses(self, reached: Any, known_ids: Any) -> LossReport:
+        return LossReport()
 
     def stream_of(self, topic: str) -> str:
         return topic
@@ -102,7 +102,7 @@ class Captured:
     def record_floors(self, batch: Any, floors: Any) -> Any:
         return floors
 
-    def keep(self, stop: Any, location: str, commit_id: str, old: Any) -> dict[str, str]:
+    def store_details(self, stop: Any, location: str, commit_id: str, old: Any) -> dict[str, str]:
         return {}
 
     def lag(self, reached: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Stand:
             "topics": list(topics),
             **facts.get("source", {}),
         }
-        self.config = Config.model_validate(facts, context={"folder": str(folder)})
+        self.config = PipelineConfig.model_validate(facts, context={"folder": str(folder)})
         self._pipeline: Pipeline | None = None
         gc.collect()  # catalogs of stands before this one: their connections are in cycles
         self.start()
@@ -140,12 +140,12 @@ class Stand:
     def start(self) -> None:
         """Begin a run, as after a crash: nothing of the one before is told to stop."""
         if self._pipeline is not None:
-            self._pipeline.let_go()  # threads end with a process, and this is still ours
+            self._pipeline.shut_down()  # threads end with a process, and this is still ours
         self._batch = 0
-        bus = Bus()
+        bus = EventBus()
         bus.join(self.events.append)
         source = Captured(self._topics)
-        self._pipeline, _ = assembled(self._spark, self.config, bus, source)
+        self._pipeline, _ = build_pipeline(self._spark, self.config, bus, source)
         self._pipeline.open(self._spark, self.folder / "runs", once=True)
         self._log = self._pipeline.scratch / "checkpoint" / "offsets"
         self._log.mkdir(parents=True)

@@ -127,7 +127,7 @@ def no_commits(pair: Pair, patch: pytest.MonkeyPatch) -> Callable[[], None]:
         commit(self, name, *rest)
 
     patch.setattr(IcebergTables, "commit", refuse)
-    patch.setattr("icestream.commit.table_commits._pause", lambda attempt: attempt < 3)
+    patch.setattr("icestream.commit.table_commits._backoff", lambda attempt: attempt < 3)
     return patch.undo
 
 
@@ -181,7 +181,7 @@ def test_what_hurts_one_table_leaves_the_other_right(
     with pytest.raises(error, match=r"hurt|data"):
         pair.stand.take(batch)
     assert pair.stand._pipeline is not None
-    pair.stand._pipeline.let_go()  # the other table's commit may still be under way
+    pair.stand._pipeline.shut_down()  # the other table's commit may still be under way
     heal()  # so that it can be read
     assert pair.check(HURT) == 30
     assert pair.check(WELL) == (60 if other == "goes on" else 30)

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from icestream.catalogs import catalog_for, spark_conf
-from icestream.config.model import Pipeline
+from icestream.config.model import PipelineConfig
 from icestream.spark import session
 
 WARM, ROUNDS = 10, 15  # Java compiles the code of deletes only when it has run a while
 
 
-def scan_ratios(config: Pipeline, state: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:
+def scan_ratios(
+    config: PipelineConfig, state: Path, tables: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """Medians of scans by turns, of each table and its copy: seconds, CPU, and the ratio."""
     catalog = catalog_for(config.catalog)
     spark = session.start("scans", state, {**spark_conf(catalog), "spark.driver.memory": "2g"})

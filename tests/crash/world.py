@@ -20,7 +20,7 @@ from commands import COMMAND, QUICK_JAVA, children_of
 from crash import people
 from icestream.cli.demo.broker import Broker
 from icestream.config.load import load
-from icestream.config.model import Pipeline
+from icestream.config.model import PipelineConfig
 from icestream.failpoints import VARIABLE
 from rest_server import RestServer
 from servers import create_topic
@@ -291,7 +291,7 @@ class World:
             (self.folder / file).write_text(text)
 
     @property
-    def config(self) -> Pipeline:
+    def config(self) -> PipelineConfig:
         """The pipeline file."""
         return load(self.folder / "icestream.yml").pipeline
 

@@ -24,8 +24,8 @@ from confluent_kafka.admin import (
 from icestream.cli.demo.broker import HOST, Broker, free_port
 from icestream.errors import Unreachable
 from icestream.records import RECORDS
-from icestream.sources.kafka.client import Cluster
-from icestream.sources.kafka.sample import Sample
+from icestream.sources.kafka.client import KafkaAdmin
+from icestream.sources.kafka.sample import SampleConsumer
 from servers import create_topic, delete_topic, produce
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("kafka_client")]
@@ -34,8 +34,8 @@ PASSWORD = "CANARY-5f3a"
 
 
 @pytest.fixture
-def cluster(broker: Broker) -> Iterator[Cluster]:
-    found = Cluster(broker.bootstrap, {})
+def cluster(broker: Broker) -> Iterator[KafkaAdmin]:
+    found = KafkaAdmin(broker.bootstrap, {})
     yield found
     found.close()
 
@@ -47,7 +47,7 @@ def soon(true: Callable[[], bool], seconds: float = 20) -> bool:
     return found
 
 
-def led(cluster: Cluster, partitions: dict[str, tuple[int, ...]]) -> bool:
+def led(cluster: KafkaAdmin, partitions: dict[str, tuple[int, ...]]) -> bool:
     """Every partition has a leader: a broker takes its time to make a thousand."""
     try:
         return bool(cluster.latest(partitions))
@@ -62,7 +62,7 @@ def read(batches: Iterator[pa.RecordBatch]) -> list[dict[str, object]]:
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_topics_are_listed_and_described(broker: Broker, cluster: Cluster) -> None:
+def test_topics_are_listed_and_described(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-a", partitions=3)
     create_topic(broker.bootstrap, "kc-b")
     assert soon(lambda: {"kc-a", "kc-b"} <= set(cluster.names()))
@@ -76,7 +76,7 @@ def test_topics_are_listed_and_described(broker: Broker, cluster: Cluster) -> No
     assert "kc-none" not in cluster.names()  # asking creates nothing
 
 
-def test_a_topic_that_was_created_again_has_another_id(broker: Broker, cluster: Cluster) -> None:
+def test_a_topic_that_was_created_again_has_another_id(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-again")
     assert soon(lambda: "kc-again" in cluster.describe(["kc-again"]))
     first = cluster.describe(["kc-again"])["kc-again"].id
@@ -93,7 +93,7 @@ def test_a_topic_that_was_created_again_has_another_id(broker: Broker, cluster: 
 # ── offsets ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_ends_move_with_what_is_written_and_deleted(broker: Broker, cluster: Cluster) -> None:
+def test_ends_move_with_what_is_written_and_deleted(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-ends", partitions=2)
     produce(broker.bootstrap, "kc-ends", ["x"] * 10, partition=0)
     both = {"kc-ends": [0, 1]}
@@ -106,7 +106,7 @@ def test_ends_move_with_what_is_written_and_deleted(broker: Broker, cluster: Clu
     assert cluster.high_watermark(both) == {"kc-ends": {0: 10, 1: 0}}
 
 
-def test_an_open_transaction_holds_the_end_back(broker: Broker, cluster: Cluster) -> None:
+def test_an_open_transaction_holds_the_end_back(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-tx")
     produce(broker.bootstrap, "kc-tx", ["a", "b"])
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "kc-tx"})
@@ -116,7 +116,7 @@ def test_an_open_transaction_holds_the_end_back(broker: Broker, cluster: Cluster
         producer.produce("kc-tx", value)
     producer.flush(20)
     one = {"kc-tx": [0]}
-    anything = Cluster(broker.bootstrap, {"kafka.isolation.level": "read_uncommitted"})
+    anything = KafkaAdmin(broker.bootstrap, {"kafka.isolation.level": "read_uncommitted"})
     assert cluster.latest(one) == {"kc-tx": {0: 2}}
     assert cluster.high_watermark(one) == {"kc-tx": {0: 4}}
     assert anything.latest(one) == {"kc-tx": {0: 4}}
@@ -129,7 +129,7 @@ def test_an_open_transaction_holds_the_end_back(broker: Broker, cluster: Cluster
     anything.close()
 
 
-def test_offsets_of_a_time(broker: Broker, cluster: Cluster) -> None:
+def test_offsets_of_a_time(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-time", partitions=2, retention_ms=-1)
     base = 1_700_000_000_000
     stamps = [base, base + 1000, base + 2000]
@@ -148,7 +148,7 @@ def test_offsets_of_a_time(broker: Broker, cluster: Cluster) -> None:
         assert cluster.at_time(both, when + after) == {"kc-time": expected}, after
 
 
-def test_partitions_that_do_not_exist_are_named(broker: Broker, cluster: Cluster) -> None:
+def test_partitions_that_do_not_exist_are_named(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-few")
     with pytest.raises(Unreachable, match="topic `kc-few`, partition 7: unknown partition"):
         cluster.latest({"kc-few": [0, 7]})
@@ -158,7 +158,7 @@ def test_partitions_that_do_not_exist_are_named(broker: Broker, cluster: Cluster
         cluster.latest({"kc-none": [0]})
 
 
-def test_a_thousand_partitions_take_no_time(broker: Broker, cluster: Cluster) -> None:
+def test_a_thousand_partitions_take_no_time(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-wide", partitions=1000)
     assert soon(lambda: "kc-wide" in cluster.describe(["kc-wide"]))
     [topic] = cluster.describe(["kc-wide"]).values()
@@ -173,7 +173,7 @@ def test_a_thousand_partitions_take_no_time(broker: Broker, cluster: Cluster) ->
     delete_topic(broker.bootstrap, "kc-wide")
 
 
-def test_two_threads_ask_at_once(broker: Broker, cluster: Cluster) -> None:
+def test_two_threads_ask_at_once(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-threads", partitions=8)
     assert soon(lambda: "kc-threads" in cluster.describe(["kc-threads"]))
     wanted, failed = {"kc-threads": range(8)}, []
@@ -197,7 +197,7 @@ def test_two_threads_ask_at_once(broker: Broker, cluster: Cluster) -> None:
 # ── samples ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_sample_has_the_shape_of_records(broker: Broker, cluster: Cluster) -> None:
+def test_a_sample_has_the_shape_of_records(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-shape", retention_ms=-1)
     produce(
         broker.bootstrap,
@@ -216,7 +216,7 @@ def test_a_sample_has_the_shape_of_records(broker: Broker, cluster: Cluster) -> 
     ]
 
 
-def test_a_sample_is_spread_and_ends(broker: Broker, cluster: Cluster) -> None:
+def test_a_sample_is_spread_and_ends(broker: Broker, cluster: KafkaAdmin) -> None:
     create_topic(broker.bootstrap, "kc-spread", partitions=3)
     produce(broker.bootstrap, "kc-spread", [str(n) for n in range(500)], partition=0)
     produce(broker.bootstrap, "kc-spread", ["a", "b"], partition=1)
@@ -247,7 +247,7 @@ def test_a_sample_in_portions_leaves_nothing_out(broker: Broker, portion: int) -
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "portions"}
     for chosen in ([0], [1], [2], [0, 1]):
         begin, ends = ({name: {n: at[n] for n in chosen}} for at in ({0: 0, 1: 0, 2: 0}, counts))
-        with Sample(settings, begin, ends) as sample:
+        with SampleConsumer(settings, begin, ends) as sample:
             found: list[dict[str, object]] = []
             while rows := read(sample.batches(portion)):
                 assert len(rows) <= portion
@@ -339,7 +339,7 @@ def _sasl(password: str, mechanism: str = "PLAIN", module: str = "plain.Plain") 
 
 def _why(bootstrap: str, options: dict[str, str]) -> str:
     """The cause, which comes soon, in one line and without the secret."""
-    cluster = Cluster(bootstrap, options)
+    cluster = KafkaAdmin(bootstrap, options)
     begin = time.monotonic()
     with pytest.raises(Unreachable) as raised:
         cluster.describe(["guarded"])
@@ -367,7 +367,7 @@ def test_rights(guarded: Guarded) -> None:
     create_topic(guarded.open, "guarded")
     produce(guarded.open, "guarded", ["a"])
     assert _why(guarded.sasl, _sasl(PASSWORD)) == "topic `guarded`: not authorized"
-    cluster = Cluster(guarded.sasl, _sasl(PASSWORD))
+    cluster = KafkaAdmin(guarded.sasl, _sasl(PASSWORD))
     assert cluster.names() == []
     _allow(guarded, AclOperation.DESCRIBE)
     assert soon(lambda: cluster.names() == ["guarded"])
@@ -410,7 +410,7 @@ def test_tls(guarded: Guarded) -> None:
         "kafka.ssl.keystore.location": str(guarded.folder / "store.pem"),
     }
     for options in (trusting("ca.pem"), in_place, with_key):
-        cluster = Cluster(by_name, options)
+        cluster = KafkaAdmin(by_name, options)
         if options is with_key:  # then we are somebody, whom no rule lets in
             assert "guarded" not in cluster.names()
         else:
@@ -432,7 +432,7 @@ def test_tls(guarded: Guarded) -> None:
 
 def test_a_broker_that_comes_back(tmp_path: Path) -> None:
     with Broker(tmp_path) as own:
-        cluster = Cluster(own.bootstrap, {})
+        cluster = KafkaAdmin(own.bootstrap, {})
         create_topic(own.bootstrap, "back")
         assert soon(lambda: "back" in cluster.describe(["back"]))
         before = cluster.describe(["back"])

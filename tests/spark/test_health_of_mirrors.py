@@ -10,8 +10,8 @@ import pytest
 
 from conformance.stand import Stand
 from icestream.catalogs import catalog_for
-from icestream.config.options.maintenance import Maintenance
-from icestream.maintain.health import Health
+from icestream.config.options.maintenance import MaintenanceOptions
+from icestream.maintain.health import HealthReader
 from icestream.records import RECORDS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -54,7 +54,7 @@ def test_deleted_rows_are_those_that_readers_leave_out(spark, tmp_path):
         stand.take(changes(range(low, low + CHANGES), chance))
     catalog = catalog_for(stand.config.catalog).open()
     table = catalog.load_table(TABLE)
-    found = Health(Maintenance()).look(TABLE, table)
+    found = HealthReader(MaintenanceOptions()).read(TABLE, table)
     tasks = list(table.scan().plan_files())
     written = {task.file.file_path: task.file.record_count for task in tasks}
     dead = deleted(tasks)

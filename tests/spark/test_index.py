@@ -8,7 +8,7 @@ from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import load
 from icestream.errors import TableRefused
 from icestream.index.build import build
-from icestream.index.follow import catch_up
+from icestream.index.follow import open_or_build
 from icestream.index.keys import bucket_of, key_hashes
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -82,7 +82,7 @@ def check(sql, lake, tmp_path):
 
     def checked():
         table = lake.table("shop.t")
-        store, told = catch_up(table, tmp_path / "i", ["id"], buckets=BUCKETS)
+        store, told = open_or_build(table, tmp_path / "i", ["id"], buckets=BUCKETS)
         expected = truth(sql)
         assert answers(store) == expected
         store.merge()

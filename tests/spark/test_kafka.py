@@ -21,7 +21,7 @@ from icestream.cli import main as entry
 from icestream.config.load import load
 from icestream.events import TableCommitted, TopicUnrouted
 from icestream.observe.status import pipeline_status
-from icestream.sources.kafka.client import Cluster
+from icestream.sources.kafka.client import KafkaAdmin
 from servers import soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -184,7 +184,7 @@ def test_only_committed_transactions_are_read(feed):
     assert feed.positions() == {"0": 13}  # with the records that end transactions
     assert not committed(feed.lake.run())
     producer.commit_transaction(30)
-    cluster = Cluster(feed.bootstrap, {})
+    cluster = KafkaAdmin(feed.bootstrap, {})
     assert soon(lambda: cluster.latest({feed.topic: [0]})[feed.topic][0] == 19)
     feed.lake.run()
     assert feed.ids() == [*range(9), 20, 21]
@@ -209,7 +209,7 @@ def test_holes_of_a_compacted_topic_are_no_gaps(feed):
     feed.lake.run(once=False, stop=first, listen=lambda e: committed([e]) and first.set())
     taken = len(feed.ids())
     assert 0 < taken < 95
-    cluster = Cluster(feed.bootstrap, {})
+    cluster = KafkaAdmin(feed.bootstrap, {})
 
     def left():
         batches = cluster.sample({feed.topic: {0: 0}}, 10_000)

@@ -18,7 +18,7 @@ from icestream.events import (
     SchemaEvolved,
     TableCommitted,
 )
-from icestream.sources.kafka.client import Cluster
+from icestream.sources.kafka.client import KafkaAdmin
 from servers import create_topic, delete_topic, soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -35,7 +35,7 @@ def forget(feed, partition, before):
 
 
 def delete(feed, topic=None):
-    cluster = Cluster(feed.bootstrap, {})
+    cluster = KafkaAdmin(feed.bootstrap, {})
     delete_topic(feed.bootstrap, topic or feed.topic)
     assert soon(lambda: not cluster.describe([topic or feed.topic]))
     cluster.close()

@@ -13,7 +13,7 @@ from feeds import Feed
 from icestream.cli.demo.broker import Broker
 from icestream.errors import Unreachable
 from icestream.events import TableCommitted
-from icestream.sources.kafka.client import Cluster
+from icestream.sources.kafka.client import KafkaAdmin
 from servers import soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -23,7 +23,7 @@ COLUMNS = {"columns": {"id": "bigint"}}
 
 def create(feed, partitions):
     """Return when each partition has a leader: a broker takes its time to make a thousand."""
-    cluster = Cluster(feed.bootstrap, {})
+    cluster = KafkaAdmin(feed.bootstrap, {})
 
     def led():
         try:

@@ -16,11 +16,11 @@ from icestream.catalogs import catalog_for
 from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.protocol import CommitFailed
 from icestream.config.load import load
-from icestream.config.options.maintenance import Maintenance as Options
-from icestream.maintain.action import Action, Ending, Group, Kind
-from icestream.maintain.actions import Actions
-from icestream.maintain.gate import Turns
-from icestream.maintain.health import Health
+from icestream.config.options.maintenance import MaintenanceOptions
+from icestream.maintain.action import Action, ActionKind, Ending, FileGroup
+from icestream.maintain.actions import ActionRunner
+from icestream.maintain.gate import MaintenanceGate
+from icestream.maintain.health import HealthReader
 from icestream.maintain.thread import java_tables
 from icestream.verify import verify
 from servers import soon
@@ -65,13 +65,13 @@ def acting(lake, turns=None, **options):
     }
     catalog = catalog_for(load(lake.file).pipeline.catalog)
     tables = java_tables(lake.spark, catalog, "p")
-    chosen = Options.model_validate({**eager, **options})
-    return Actions(chosen, lake.spark, tables, catalog.open, turns or Turns())
+    chosen = MaintenanceOptions.model_validate({**eager, **options})
+    return ActionRunner(chosen, lake.spark, tables, catalog.open, turns or MaintenanceGate())
 
 
 def act(lake, kind, table=PAGES, actions=None, stopped=lambda: False, groups=None, **options):
     """One action, on all that the table has."""
-    if kind is Kind.REWRITE_DATA_FILES and groups is None:
+    if kind is ActionKind.REWRITE_DATA_FILES and groups is None:
         groups = groups_of(lake, table)
     seen = []
     actions = actions or acting(lake, **options)
@@ -86,14 +86,14 @@ def act(lake, kind, table=PAGES, actions=None, stopped=lambda: False, groups=Non
 
 def groups_of(lake, table):
     """A group for each partition, as the health of the table sees it."""
-    found = Health(Options()).look(table, lake.table(table)).contents
+    found = HealthReader(MaintenanceOptions()).read(table, lake.table(table)).contents
     groups = []
     for place, partition in enumerate(found.partitions):
-        some = [at for at in range(len(found.data)) if found.data.places[at] == place]
+        some = [at for at in range(len(found.data)) if found.data.partition_numbers[at] == place]
         paths = [found.data.paths[at].as_py() for at in some]
         size = int(sum(found.data.bytes[at] for at in some))
         groups.append(
-            Group(partition.name, partition.spec_id, tuple(paths), size, 0, partition.values)
+            FileGroup(partition.name, partition.spec_id, tuple(paths), size, 0, partition.values)
         )
     return groups
 
@@ -131,7 +131,7 @@ def goes_on(lake):
 
 def test_small_files_are_joined_and_the_stream_goes_on(made):
     before, marker = origins(made), made.marker(PAGES)
-    result = act(made, Kind.REWRITE_DATA_FILES)
+    result = act(made, ActionKind.REWRITE_DATA_FILES)
     assert (result.ending, result.files_before, result.files_after) == (Ending.DONE, 6, 1)
     assert result.bytes_before == sum(f.file_size_in_bytes for f in files_of_parent(made))
     assert result.bytes_after == files(made)[0].file_size_in_bytes
@@ -140,7 +140,7 @@ def test_small_files_are_joined_and_the_stream_goes_on(made):
     assert origins(made) == before
     assert made.marker(PAGES) == marker
     assert "icestream.commit-id" not in newest(made).summary.additional_properties
-    again = act(made, Kind.REWRITE_DATA_FILES)
+    again = act(made, ActionKind.REWRITE_DATA_FILES)
     assert (again.ending, again.files_before) == (Ending.NOTHING, 0)
     assert goes_on(made)
 
@@ -162,7 +162,7 @@ def test_only_the_partitions_of_the_groups_and_sorted_as_the_table_is(made):
     groups = groups_of(made, ORDERS)
     chosen = [group for group in groups if "paid" in group.partition]
     assert 0 < len(chosen) < len(groups)
-    result = act(made, Kind.REWRITE_DATA_FILES, ORDERS, groups=chosen)
+    result = act(made, ActionKind.REWRITE_DATA_FILES, ORDERS, groups=chosen)
     assert result.ending is Ending.DONE
     assert result.files_before == sum(len(group.files) for group in chosen)
     assert result.files_after == len(chosen)
@@ -178,7 +178,7 @@ def test_only_the_partitions_of_the_groups_and_sorted_as_the_table_is(made):
 
 def test_manifests_become_few(made):
     before = origins(made)
-    result = act(made, Kind.REWRITE_MANIFESTS)
+    result = act(made, ActionKind.REWRITE_MANIFESTS)
     assert result.ending is Ending.DONE
     assert result.files_before >= 6
     assert result.files_after == 1
@@ -188,15 +188,15 @@ def test_manifests_become_few(made):
 
 
 def test_expiry_at_its_most_aggressive_keeps_the_marker(made):
-    act(made, Kind.REWRITE_DATA_FILES)
-    result = act(made, Kind.EXPIRE_SNAPSHOTS)
+    act(made, ActionKind.REWRITE_DATA_FILES)
+    result = act(made, ActionKind.EXPIRE_SNAPSHOTS)
     assert (result.ending, result.files_after) == (Ending.DONE, 1)
     table = made.table(PAGES)
     assert len(table.metadata.snapshots) == 1
-    assert act(made, Kind.EXPIRE_SNAPSHOTS).ending is Ending.NOTHING
+    assert act(made, ActionKind.EXPIRE_SNAPSHOTS).ending is Ending.NOTHING
     assert goes_on(made)
     # Files that a snapshot replaced go when that one does, and what only the others named is gone.
-    assert act(made, Kind.EXPIRE_SNAPSHOTS).ending is Ending.DONE
+    assert act(made, ActionKind.EXPIRE_SNAPSHOTS).ending is Ending.DONE
     folder = local(table.location()) / "data"
     live = {local(file.file_path) for file in files(made)}
     assert set(folder.rglob("*.parquet")) == live
@@ -209,7 +209,7 @@ def test_expiry_keeps_what_is_named_and_as_many_as_it_is_told(made):
     with table.manage_snapshots() as named:
         named.create_tag(first, "kept")
     rules = {"older_than": "1ms", "retain_last": 3, "max_snapshots": 1}
-    result = act(made, Kind.EXPIRE_SNAPSHOTS, expire_snapshots=rules)
+    result = act(made, ActionKind.EXPIRE_SNAPSHOTS, expire_snapshots=rules)
     assert result.ending is Ending.DONE
     left = {each.snapshot_id for each in made.table(PAGES).metadata.snapshots}
     assert first in left
@@ -222,7 +222,7 @@ def test_a_table_that_was_moved_back_is_not_expired(made):
     parent = table.current_snapshot().parent_snapshot_id
     made.spark_rows(f"CALL lake.system.rollback_to_snapshot('{PAGES}', {parent})")
     count = len(made.table(PAGES).metadata.snapshots)
-    result = act(made, Kind.EXPIRE_SNAPSHOTS)
+    result = act(made, ActionKind.EXPIRE_SNAPSHOTS)
     assert result.ending is Ending.GAVE_WAY
     assert "disagree" in result.detail
     assert len(made.table(PAGES).metadata.snapshots) == count
@@ -256,7 +256,7 @@ def more_rows(lake):
 
 def test_a_batch_that_comes_first_costs_one_more_attempt(made, monkeypatch):
     with at_commit(monkeypatch, before=lambda: more_rows(made)):
-        result = act(made, Kind.REWRITE_DATA_FILES)
+        result = act(made, ActionKind.REWRITE_DATA_FILES)
     assert (result.ending, result.files_before, result.attempts) == (Ending.DONE, 6, 2)
     assert len(files(made)) == 2  # the new batch's beside ours
     assert goes_on(made)
@@ -268,7 +268,7 @@ def test_a_lost_answer_is_found_in_the_table(made, monkeypatch):
 
     before = origins(made)
     with at_commit(monkeypatch, after=lose):
-        result = act(made, Kind.REWRITE_DATA_FILES)
+        result = act(made, ActionKind.REWRITE_DATA_FILES)
     assert (result.ending, result.files_before, result.attempts) == (Ending.DONE, 6, 2)
     assert len(files(made)) == 1
     assert origins(made) == before
@@ -279,7 +279,7 @@ def test_a_foreign_compaction_in_the_middle_is_given_way_to(made, monkeypatch):
     before = origins(made)
     call = f"CALL lake.system.rewrite_data_files('{PAGES}', options => map('min-input-files','2'))"
     with at_commit(monkeypatch, before=lambda: made.spark_rows(call)):
-        result = act(made, Kind.REWRITE_DATA_FILES)
+        result = act(made, ActionKind.REWRITE_DATA_FILES)
     assert result.ending is Ending.GAVE_WAY
     assert "delete" in result.detail  # Iceberg's words: files to delete are missing
     assert len(files(made)) == 1
@@ -298,7 +298,7 @@ def test_a_foreign_compaction_in_the_middle_is_given_way_to(made, monkeypatch):
 def test_a_rewrite_that_dies_somewhere_loses_nothing(made, arm, point, left):
     before = origins(made)
     arm(f"{point}:raise:1:1")
-    result = act(made, Kind.REWRITE_DATA_FILES)
+    result = act(made, ActionKind.REWRITE_DATA_FILES)
     assert result.ending is Ending.FAILED
     assert "raised by a failpoint" in result.detail
     assert len(files(made)) == left
@@ -307,19 +307,19 @@ def test_a_rewrite_that_dies_somewhere_loses_nothing(made, arm, point, left):
 
 
 def test_what_an_expiry_leaves_behind_is_collected(made, arm):
-    act(made, Kind.REWRITE_DATA_FILES)
+    act(made, ActionKind.REWRITE_DATA_FILES)
     arm("snapshots-expired:raise:1:1")
-    result = act(made, Kind.EXPIRE_SNAPSHOTS)
+    result = act(made, ActionKind.EXPIRE_SNAPSHOTS)
     assert result.ending is Ending.NOTHING  # at the second look
     assert len(made.table(PAGES).metadata.snapshots) == 1
     folder = local(made.table(PAGES).location())
     assert len(list(folder.rglob("*.parquet"))) == 7
     age(folder, days=5)
     # Data of commits that are no longer in the snapshots is in doubt until the next start.
-    assert act(made, Kind.REMOVE_ORPHAN_FILES).ending is Ending.DONE
+    assert act(made, ActionKind.REMOVE_ORPHAN_FILES).ending is Ending.DONE
     assert goes_on(made)
     age(folder, days=5)
-    assert act(made, Kind.REMOVE_ORPHAN_FILES).ending is Ending.DONE
+    assert act(made, ActionKind.REMOVE_ORPHAN_FILES).ending is Ending.DONE
     live = {local(file.file_path) for file in files(made)}
     older = {p for p in folder.rglob("p-00001-*.parquet") if p not in live}
     assert older == set()
@@ -328,11 +328,11 @@ def test_what_an_expiry_leaves_behind_is_collected(made, arm):
 
 def test_a_rewrite_that_waits_for_its_turn_is_called_off(made):
     stop = threading.Event()
-    turns = Turns(stopped=stop.is_set)
+    turns = MaintenanceGate(stopped=stop.is_set)
     before = origins(made)
     with ThreadPoolExecutor(1) as pool, turns.batch():  # of a stream that takes its time
         result = pool.submit(
-            act, made, Kind.REWRITE_DATA_FILES, PAGES, acting(made, turns), stop.is_set
+            act, made, ActionKind.REWRITE_DATA_FILES, PAGES, acting(made, turns), stop.is_set
         )
         assert soon(lambda: turns._waiting or result.done(), 240)
         stop.set()
@@ -344,11 +344,15 @@ def test_a_rewrite_that_waits_for_its_turn_is_called_off(made):
 def test_no_connection_to_python_is_left_by_a_rewrite(made):
     """The threads of an action must not ask Python: each would keep a connection for ever."""
     actions = acting(made)
-    act(made, Kind.REWRITE_DATA_FILES, actions=actions)
+    act(made, ActionKind.REWRITE_DATA_FILES, actions=actions)
     before = threading.active_count()
-    for kind in (Kind.REMOVE_ORPHAN_FILES, Kind.EXPIRE_SNAPSHOTS, Kind.REWRITE_MANIFESTS):
+    for kind in (
+        ActionKind.REMOVE_ORPHAN_FILES,
+        ActionKind.EXPIRE_SNAPSHOTS,
+        ActionKind.REWRITE_MANIFESTS,
+    ):
         act(made, kind, actions=actions)
-    act(made, Kind.REWRITE_DATA_FILES, ORDERS, actions=actions)
+    act(made, ActionKind.REWRITE_DATA_FILES, ORDERS, actions=actions)
     assert threading.active_count() <= before
 
 

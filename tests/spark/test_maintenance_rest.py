@@ -10,10 +10,10 @@ from badproxy import BadProxy, Rule
 from conftest import Lake
 from icestream.catalogs import catalog_for
 from icestream.config.load import load
-from icestream.config.options.maintenance import Maintenance as Options
-from icestream.maintain.action import Action, Ending, Group, Kind, Result
-from icestream.maintain.actions import Actions
-from icestream.maintain.gate import Turns
+from icestream.config.options.maintenance import MaintenanceOptions
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup
+from icestream.maintain.actions import ActionRunner
+from icestream.maintain.gate import MaintenanceGate
 from icestream.maintain.thread import java_tables
 from icestream.verify import verify
 from rest_server import RestServer
@@ -45,12 +45,14 @@ class Shop:
     proxy: BadProxy
     table: str
 
-    def act(self, kind: Kind) -> Result:
+    def act(self, kind: ActionKind) -> ActionResult:
         catalog = catalog_for(load(self.lake.file).pipeline.catalog)
         spark = self.lake.spark
         tables = java_tables(spark, catalog, "p")
-        actions = Actions(Options.model_validate(EAGER), spark, tables, catalog.open, Turns())
-        groups = (Group("", 0, tuple(self.files()), 1000, 30),)
+        actions = ActionRunner(
+            MaintenanceOptions.model_validate(EAGER), spark, tables, catalog.open, MaintenanceGate()
+        )
+        groups = (FileGroup("", 0, tuple(self.files()), 1000, 30),)
         action = Action(self.table, kind, "a test", groups)
         return actions.run(action, lambda: False, lambda done, total: None)
 
@@ -94,7 +96,7 @@ FAULTS = {
 def test_a_rewrite_is_in_once_whatever_its_answer(shop: Shop, name: str) -> None:
     rule = FAULTS[name]
     shop.proxy.add(Rule(**{**vars(rule), "body": "deleted-data-files"}))
-    result = shop.act(Kind.REWRITE_DATA_FILES)
+    result = shop.act(ActionKind.REWRITE_DATA_FILES)
     assert shop.proxy.hit()
     assert (result.ending, result.files_before, result.files_after) == (Ending.DONE, 3, 1)
     assert len(shop.files()) == 1
@@ -105,7 +107,7 @@ def test_a_rewrite_is_in_once_whatever_its_answer(shop: Shop, name: str) -> None
 def test_an_expiry_is_in_whatever_its_answer(shop: Shop, name: str) -> None:
     rule = FAULTS[name]
     shop.proxy.add(Rule(**{**vars(rule), "body": "remove-snapshots"}))
-    result = shop.act(Kind.EXPIRE_SNAPSHOTS)
+    result = shop.act(ActionKind.EXPIRE_SNAPSHOTS)
     assert shop.proxy.hit()
     assert result.ending in (Ending.DONE, Ending.NOTHING)
     assert len(shop.lake.table(shop.table).metadata.snapshots) == 1
@@ -114,7 +116,7 @@ def test_an_expiry_is_in_whatever_its_answer(shop: Shop, name: str) -> None:
 
 def test_manifests_are_rewritten_whatever_the_answer(shop: Shop) -> None:
     shop.proxy.add(Rule(status=503, headers=RETRY, body="manifests-replaced"))
-    result = shop.act(Kind.REWRITE_MANIFESTS)
+    result = shop.act(ActionKind.REWRITE_MANIFESTS)
     assert shop.proxy.hit()
     assert result.ending is Ending.DONE
     assert shop.is_whole()

@@ -5,7 +5,7 @@ import pytest
 
 from conformance.stand import Stand
 from icestream.catalogs import catalog_for
-from icestream.config.model import Pipeline as Config
+from icestream.config.model import PipelineConfig
 from icestream.plan import make_plan
 from icestream.plan.ddl import table_name
 from icestream.sources.shop import make
@@ -92,4 +92,4 @@ def planned_config(folder):
         "source": {"type": "generator"},
         **FACTS,
     }
-    return Config.model_validate(facts, context={"folder": str(folder)})
+    return PipelineConfig.model_validate(facts, context={"folder": str(folder)})

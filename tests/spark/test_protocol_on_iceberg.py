@@ -9,10 +9,10 @@ from pyiceberg.types import LongType, NestedField, StringType
 from icestream import errors
 from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.protocol import CommitFailed
-from icestream.commit.table_builder import Builder
+from icestream.commit.table_builder import TableBuilder
 from icestream.events import BatchPlanned, CommitRetried, TableCommitted
 from icestream.run import restart_policy
-from icestream.tables.design import Design
+from icestream.tables.design import TableDesign
 
 pytestmark = pytest.mark.spark
 
@@ -252,10 +252,10 @@ def test_iceberg_never_retries_or_cleans_up_for_us(filled):
     filled.run()
     marker = tables.load("shop.events").marker
     snapshots = len(filled.table("shop.events").snapshots())
-    from icestream.commit.java_catalog import Append
+    from icestream.commit.java_catalog import AddedFiles
 
     with pytest.raises(CommitFailed, match="stale"):
-        tables.commit("shop.events", stale.base, marker, {}, Append())
+        tables.commit("shop.events", stale.base, marker, {}, AddedFiles())
     assert len(filled.table("shop.events").snapshots()) == snapshots
 
 
@@ -275,12 +275,14 @@ def test_two_that_make_a_table_at_once_both_go_on(lake):
     """One of them made it; the other may have lost already at the namespace."""
     lake.configure(CONFIG)
     column = NestedField(1, "id", LongType(), required=False)
-    builders = [Builder(lake.spark._jvm, t._catalog, t) for t in (_tables(lake), _tables(lake))]
+    builders = [
+        TableBuilder(lake.spark._jvm, t._catalog, t) for t in (_tables(lake), _tables(lake))
+    ]
     together = threading.Barrier(2)
 
     def make(builder):
         together.wait()
-        return [builder.create(Design(f"n{n}.t", columns=(column,))) for n in range(20)]
+        return [builder.create(TableDesign(f"n{n}.t", columns=(column,))) for n in range(20)]
 
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(make, builders)

@@ -13,7 +13,7 @@ from icestream.catalogs import catalog_for
 from icestream.commit.java_catalog import IcebergTables
 from icestream.config.load import load
 from icestream.errors import Fenced, Gap, Rewound
-from icestream.rewind import Target, plan_rewind, rewind, tables
+from icestream.rewind import RewindTarget, plan_rewind, rewind, tables
 from icestream.verify import verify
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("rewind")]
@@ -64,7 +64,7 @@ def stages(lake, name):
     found = {}
     for each in snapshots(lake, name):
         found.setdefault(int(each.summary["total-records"] or 0), each.snapshot_id)
-    return [Target(snapshot_id=each) for each in found.values()]
+    return [RewindTarget(snapshot_id=each) for each in found.values()]
 
 
 def row_ids(lake, name=EVENTS):
@@ -96,7 +96,7 @@ def made(lake, tmp_path_factory):
 
 
 def between():
-    return Target(time_ms=int(KEPT["between"].timestamp() * 1000))
+    return RewindTarget(time_ms=int(KEPT["between"].timestamp() * 1000))
 
 
 # ── there and on again ──────────────────────────────────────────────────────────────────────────
@@ -138,7 +138,7 @@ def test_one_table_to_a_snapshot_and_forth_to_one_that_it_left(made):
 
 def test_a_table_that_went_without_its_quarantine_and_siblings(made, monkeypatch):
     """The rewind died after its first commit, and nobody says it again: a start is as good."""
-    real, calls = tables.move, []
+    real, calls = tables.commit_rewind, []
 
     def dies(*arguments):
         if calls:
@@ -146,7 +146,7 @@ def test_a_table_that_went_without_its_quarantine_and_siblings(made, monkeypatch
         calls.append(arguments)
         real(*arguments)
 
-    monkeypatch.setattr(tables, "move", dies)
+    monkeypatch.setattr(tables, "commit_rewind", dies)
     with pytest.raises(KeyboardInterrupt):
         back(made, between())
     assert content(made, ORDERS) == [KEPT["first"][2]]

@@ -24,9 +24,9 @@ from icestream.events import IndexFollowed
 from icestream.failpoints import Failpoint
 from icestream.index.build import build
 from icestream.index.keys import bucket_of, key_hashes
-from icestream.maintain.action import Action, Ending, Group, Kind, Result
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup
 from icestream.maintain.rewrite import Rewriter, commit
-from icestream.maintain.rewrite.task_runner import ProcessJob, SparkJob
+from icestream.maintain.rewrite.task_runner import ProcessTaskRunner, SparkTaskRunner
 from icestream.records import RECORDS
 from icestream.verify import verify
 from icestream.write import position_deletes
@@ -88,8 +88,8 @@ class World:
             catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
         )
         self.tables = IcebergTables(jvm, java, "p")
-        self._replace = self.tables.replace
-        self.tables.replace = self._hooked_replace  # type: ignore[method-assign]
+        self._replace = self.tables.commit_rewrite
+        self.tables.commit_rewrite = self._hooked_replace  # type: ignore[method-assign]
 
     # -- the stream ----------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class World:
         )
 
     @contextmanager
-    def turn(self, table: str) -> Iterator[None]:
+    def commit_window(self, table: str) -> Iterator[None]:
         assert table == "db.t"
         _next(self.entering)
         yield
@@ -137,26 +137,26 @@ class World:
         _next(self.committing)
         self._replace(*arguments)
 
-    def compact(self, files: Sequence[str] | None = None, **options: Any) -> list[Result]:
+    def compact(self, files: Sequence[str] | None = None, **options: Any) -> list[ActionResult]:
         """Rewrite the data files, or some of them: the largest partition first."""
         rewriter = self.rewriter(**options)
         results = []
         for group in self.groups(files):
-            action = Action("db.t", Kind.REWRITE_DATA_FILES, "", (group,))
+            action = Action("db.t", ActionKind.REWRITE_DATA_FILES, "", (group,))
             results.append(rewriter.rewrite(action, lambda: False, lambda done, total: None))
         rewriter.close()
         return results
 
-    def merge_deletes(self, *files: str) -> Result:
+    def merge_deletes(self, *files: str) -> ActionResult:
         """Merge delete files, all or those of the partitions of these."""
         rewriter = self.rewriter()
-        groups = (Group("", 0, files, 0, 0),) if files else ()
-        action = Action("db.t", Kind.REWRITE_POSITION_DELETE_FILES, "", groups)
+        groups = (FileGroup("", 0, files, 0, 0),) if files else ()
+        action = Action("db.t", ActionKind.REWRITE_POSITION_DELETE_FILES, "", groups)
         result = rewriter.rewrite(action, lambda: False, lambda done, total: None)
         rewriter.close()
         return result
 
-    def groups(self, files: Sequence[str] | None = None) -> list[Group]:
+    def groups(self, files: Sequence[str] | None = None) -> list[FileGroup]:
         """Data files by partition, the largest first."""
         by_place: dict[Any, list[dict[str, Any]]] = {}
         for file in self.table().inspect.data_files().to_pylist():
@@ -164,7 +164,7 @@ class World:
                 place = (file["spec_id"], repr(file["partition"]))
                 by_place.setdefault(place, []).append(file)
         return [
-            Group(
+            FileGroup(
                 place,
                 spec_id,
                 tuple(file["file_path"] for file in some),
@@ -200,7 +200,7 @@ class World:
         """The run's index, brought to the table as at the next batch, and one made anew."""
         indexes = self.stand._pipeline._mirrors._indexes
         tables = self.stand._pipeline._tables
-        mine = indexes.at("db.t", tables.load("db.t"), ["id"])
+        mine = indexes.reader_at("db.t", tables.load("db.t"), ["id"])
         folder = self._folder / f"copy{next(self._copies)}"
         anew, built = build(self.table(), folder, ["id"])
         assert (built.rows, built.duplicates) == (len(self.truth), 0)
@@ -256,7 +256,7 @@ def scope(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Deletes of a data file are in a file of their own, as where they are many, or are not."""
     shared = request.param == "shared"
     own = (lambda dead: set()) if shared else (lambda dead: set(sorted(dead)[::2]))
-    monkeypatch.setattr(position_deletes, "_worth_a_file", own)
+    monkeypatch.setattr(position_deletes, "_files_with_own_deletes", own)
 
 
 SMALL = {"properties": {"write.parquet.row-group-size-bytes": "400"}}  # and a file for each
@@ -319,7 +319,7 @@ def test_any_schedule(world, seed, monkeypatch, pytestconfig):
     rounds = 10
     if not pytestconfig.getoption("--long"):
         rounds = ROUNDS
-        monkeypatch.setattr(commit, "_pause", lambda attempt: None)
+        monkeypatch.setattr(commit, "_backoff", lambda attempt: None)
     chance = random.Random(seed)
     layout = [SMALL, {"partition_by": ["region"]}, {"sort_by": ["value"]}][seed % 3]
     one = world(**layout)
@@ -516,11 +516,11 @@ def test_where_rows_are_staged(world, spark, where):
     one.put(row(1, 9), gone(2))
     heard: list[tuple[int, int]] = []
     rewriter = one.rewriter(spark=spark)
-    assert isinstance(rewriter._job, ProcessJob)
+    assert isinstance(rewriter._job, ProcessTaskRunner)
     if where == "task":
-        rewriter._job = SparkJob(spark)
+        rewriter._job = SparkTaskRunner(spark)
     (group,) = one.groups()
-    action = Action("db.t", Kind.REWRITE_DATA_FILES, "", (group,))
+    action = Action("db.t", ActionKind.REWRITE_DATA_FILES, "", (group,))
     asked = iter([False, True])
     result = rewriter.rewrite(action, lambda: next(asked), lambda *told: heard.append(told))
     assert result.ending is Ending.CANCELLED

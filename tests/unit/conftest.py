@@ -10,14 +10,14 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from icestream.records import RECORDS
 from icestream.sources.kafka import causes, source
-from icestream.sources.kafka.client import Topic
+from icestream.sources.kafka.client import KafkaTopic
 
 
 @dataclass
 class StubCluster:
     """The questions of `client.Cluster`; the real one is tested against real brokers."""
 
-    topics: dict[str, Topic] = field(default_factory=dict)
+    topics: dict[str, KafkaTopic] = field(default_factory=dict)
     first: dict[str, dict[int, int]] = field(default_factory=dict)
     stable: dict[str, dict[int, int]] = field(default_factory=dict)
     end: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class StubCluster:
         """`put("a", id="x", p0=(first, stable[, end]))`"""
         one = partitions.pop("id", f"id of {name}")
         offsets = {int(key[1:]): (*at, at[-1])[:3] for key, at in partitions.items()}
-        self.topics[name] = Topic(name, one, tuple(sorted(offsets)))
+        self.topics[name] = KafkaTopic(name, one, tuple(sorted(offsets)))
         for at, store in enumerate((self.first, self.stable, self.end)):
             store[name] = {number: three[at] for number, three in offsets.items()}
 
@@ -37,7 +37,7 @@ class StubCluster:
         self.asked.append("names")
         return sorted(self.topics)
 
-    def describe(self, names: Any) -> dict[str, Topic]:
+    def describe(self, names: Any) -> dict[str, KafkaTopic]:
         self.asked.append(f"describe {' '.join(names)}")
         return {name: self.topics[name] for name in names if name in self.topics}
 
@@ -79,7 +79,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> StubCluster:
         stub.made.append((bootstrap, dict(options)))
         return stub
 
-    monkeypatch.setattr(source, "Cluster", connect)
+    monkeypatch.setattr(source, "KafkaAdmin", connect)
     return stub
 
 

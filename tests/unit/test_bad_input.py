@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, TimestamptzType
 
-from icestream.batch.decode_task import Report, StageTask, TableTask
+from icestream.batch.decode_task import StageTask, TableTaskInput, TaskReport
 from icestream.formats import Format
 from icestream.formats.json import JsonFormat
 from icestream.formats.raw import RawFormat
@@ -83,13 +83,13 @@ def stage(
     ]
     batch = pa.RecordBatch.from_arrays(arrays, schema=RECORDS)
     for _ in range(4):
-        table = TableTask(
+        table = TableTaskInput(
             target=target(place / "data", schema),
             quarantine=target(place / "aside", QUARANTINE_SCHEMA),
             floors={},
             quarantine_floors={},
             format=fmt or JsonFormat(),
-            rule=rule,
+            schema_evolution=rule,
             bad_records="quarantine",
             metadata_columns=True,
             dropped_columns=frozenset(),
@@ -100,7 +100,7 @@ def stage(
         (out,) = job(iter([batch.slice(0, half), batch.slice(half)]))
         told = {row["table"]: row["report"] for row in out.to_pylist()}
         assert set(told) <= {"t"}, told
-        report = Report.from_json(told["t"]) if told else Report()
+        report = TaskReport.from_json(told["t"]) if told else TaskReport()
         new = merge_new_fields(report.new_fields)
         if not new:
             break

@@ -5,16 +5,16 @@ from datetime import timedelta
 
 import pytest
 
-from icestream.config.model import Pipeline as Config
-from icestream.config.options.maintenance import Maintenance as Options
-from icestream.events import Bus, MaintenanceFailed
+from icestream.config.model import PipelineConfig
+from icestream.config.options.maintenance import MaintenanceOptions
+from icestream.events import EventBus, MaintenanceFailed
 from icestream.maintain import thread
-from icestream.maintain.action import Action, Ending, Group, Kind, Result
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup
 from icestream.maintain.iceberg_actions import _commits, rewrite_options
-from icestream.maintain.thread import Maintenance, Overtaken, Rests
+from icestream.maintain.thread import ClaimLost, FailureBackoff, MaintenanceThread
 
-ACTION = Action("shop.a", Kind.EXPIRE_SNAPSHOTS, "many")
-CONFIG = Config.model_validate(
+ACTION = Action("shop.a", ActionKind.EXPIRE_SNAPSHOTS, "many")
+CONFIG = PipelineConfig.model_validate(
     {"name": "p", "source": {"type": "generator"}, "tables": [{"name": "shop.a"}]}
 )
 
@@ -30,7 +30,7 @@ class Crew:
         self.rested = 0
         self.idle = threading.Event()  # all that was told is done
 
-    def look(self):
+    def find_due(self):
         if not self.looks:
             self.idle.set()
             return []
@@ -39,14 +39,14 @@ class Crew:
             raise found
         return found
 
-    def work(self, actions):
+    def run_actions(self, actions):
         self.worked += actions
         return actions
 
-    def rest(self):
+    def release_idle(self):
         self.rested += 1
 
-    def call_off(self):
+    def cancel_jobs(self):
         self.called_off = True
 
     def close(self):
@@ -59,11 +59,11 @@ def begun(monkeypatch):
     made = []
 
     def begin(*looks):
-        crew, seen, bus = Crew(list(looks)), [], Bus()
+        crew, seen, bus = Crew(list(looks)), [], EventBus()
         bus.join(seen.append)
-        monkeypatch.setattr(thread, "Crew", lambda *_: crew)
-        options = Options(every=timedelta(milliseconds=1))
-        made.append(Maintenance(CONFIG, options, None, bus, "run", None))
+        monkeypatch.setattr(thread, "MaintenanceWorker", lambda *_: crew)
+        options = MaintenanceOptions(every=timedelta(milliseconds=1))
+        made.append(MaintenanceThread(CONFIG, options, None, bus, "run", None))
         made[-1].start()
         return made[-1], crew, seen
 
@@ -93,7 +93,7 @@ def test_a_look_that_fails_is_told_and_the_next_one_tried(begun):
 
 
 def test_another_run_ends_it(begun):
-    maintenance, crew, _ = begun([ACTION], Overtaken("shop.a"), [ACTION])
+    maintenance, crew, _ = begun([ACTION], ClaimLost("shop.a"), [ACTION])
     maintenance._thread.join(10)
     assert not maintenance._thread.is_alive()
     assert crew.worked == [ACTION]
@@ -101,35 +101,35 @@ def test_another_run_ends_it(begun):
 
 
 def test_one_that_never_began_is_stopped_at_once():
-    maintenance = Maintenance(CONFIG, Options(), None, Bus(), "run", None)
+    maintenance = MaintenanceThread(CONFIG, MaintenanceOptions(), None, EventBus(), "run", None)
     maintenance.stop()
     with maintenance.turns.batch():
         pass
 
 
 def test_failures_rest_longer_each_time_and_giving_way_is_none():
-    rests = Rests(every=10)
+    rests = FailureBackoff(every=10)
     other = Action("shop.b", ACTION.kind, "many")
-    rests.note(Result(ACTION, Ending.FAILED), now=100)
-    assert rests.rests(ACTION, 119)
-    assert not rests.rests(ACTION, 120)
-    assert not rests.rests(other, 100)
-    rests.note(Result(ACTION, Ending.FAILED), now=120)
-    assert rests.rests(ACTION, 159)
+    rests.record(ActionResult(ACTION, Ending.FAILED), now=100)
+    assert rests.is_backing_off(ACTION, 119)
+    assert not rests.is_backing_off(ACTION, 120)
+    assert not rests.is_backing_off(other, 100)
+    rests.record(ActionResult(ACTION, Ending.FAILED), now=120)
+    assert rests.is_backing_off(ACTION, 159)
     for ending in (Ending.GAVE_WAY, Ending.DONE, Ending.NOTHING):
-        rests = Rests(every=10)
-        rests.note(Result(ACTION, Ending.FAILED), now=100)
-        rests.note(Result(ACTION, ending), now=130)
-        assert not rests.rests(ACTION, 130)
-        rests.note(Result(ACTION, Ending.FAILED), now=200)
-        assert not rests.rests(ACTION, 220)
+        rests = FailureBackoff(every=10)
+        rests.record(ActionResult(ACTION, Ending.FAILED), now=100)
+        rests.record(ActionResult(ACTION, ending), now=130)
+        assert not rests.is_backing_off(ACTION, 130)
+        rests.record(ActionResult(ACTION, Ending.FAILED), now=200)
+        assert not rests.is_backing_off(ACTION, 220)
     for at in range(50):
-        rests.note(Result(ACTION, Ending.FAILED), now=at)
-    assert not rests.rests(ACTION, 49 + 3600)
+        rests.record(ActionResult(ACTION, Ending.FAILED), now=at)
+    assert not rests.is_backing_off(ACTION, 49 + 3600)
 
 
 def group(size, files=3, values=(), largest=0):
-    return Group("", 0, tuple(f"f{n}" for n in range(files)), size, 10, values, largest)
+    return FileGroup("", 0, tuple(f"f{n}" for n in range(files)), size, 10, values, largest)
 
 
 def test_options_pass_through_and_keep_to_one_task():

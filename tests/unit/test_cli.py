@@ -187,30 +187,30 @@ def test_an_unexpected_exception_is_70_and_says_so(folder, call, monkeypatch):
 
 
 def test_the_log_is_json_lines_when_asked(capsys):
-    from icestream.cli.output import Log
+    from icestream.cli.output import EventLog
     from icestream.events import TableCreated
 
-    Log(as_json=True)(TableCreated("p", "shop.events"))
-    Log(as_json=False)(TableCreated("p", "shop.a b"))
+    EventLog(as_json=True)(TableCreated("p", "shop.events"))
+    EventLog(as_json=False)(TableCreated("p", "shop.a b"))
     first, second = capsys.readouterr().err.splitlines()
     assert json.loads(first)["event"] == "table_created"
     assert second.endswith('table_created pipeline=p table="shop.a b"')
 
 
 def test_the_log_for_people_leaves_the_partitions_out(capsys):
-    from icestream.cli.output import Log
+    from icestream.cli.output import EventLog
     from icestream.events import LossAccepted, PartitionState, TableCommitted
 
     many = tuple(PartitionState("orders", n, 5, 0, None) for n in range(1000))
     facts = ("p", "shop.orders", "c", 1, 5, 0, 0, 1, 9, 0.1, 0.1, 1, 0.5, 2.5, 12, 0.5, many)
-    Log(as_json=False)(TableCommitted(*facts))
-    Log(as_json=False)(LossAccepted("p", "shop.orders", ("orders/0: 1 to 5 (4 records)",)))
+    EventLog(as_json=False)(TableCommitted(*facts))
+    EventLog(as_json=False)(LossAccepted("p", "shop.orders", ("orders/0: 1 to 5 (4 records)",)))
     first, second = capsys.readouterr().err.splitlines()
     assert "partitions" not in first
     assert "latency_seconds=2.5 lag_records=12 lag_seconds=0.5" in first
     assert "loss_accepted pipeline=p table=shop.orders" in second
     assert "orders/0: 1 to 5 (4 records)" in second
-    Log(as_json=True)(TableCommitted(*facts))
+    EventLog(as_json=True)(TableCommitted(*facts))
     assert len(json.loads(capsys.readouterr().err)["partitions"]) == 1000
 
 

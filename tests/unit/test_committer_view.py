@@ -2,8 +2,8 @@
 
 import pytest
 
-from icestream.commit.java_catalog import view_of
-from icestream.commit.protocol import Ancestor, Standing, standing
+from icestream.commit.java_catalog import table_state
+from icestream.commit.protocol import AncestorSnapshot, MarkerStatus, marker_status
 from icestream.errors import Replaced
 from icestream.tables.marker import Marker
 
@@ -42,69 +42,75 @@ def document(*snapshots, current=None, marker=MARKER, **facts):
 
 
 def test_a_table_without_anything():
-    seen = view_of(document(marker=None), "shop")
-    assert (seen.marker, seen.lineage, seen.last_sequence) == (None, (), 0)
-    assert standing(seen) is Standing.NEW
+    seen = table_state(document(marker=None), "shop")
+    assert (seen.marker, seen.ancestors, seen.last_sequence) == (None, (), 0)
+    assert marker_status(seen) is MarkerStatus.NEW
 
 
 @pytest.mark.parametrize("missing", ["properties", "snapshots", "current-snapshot-id"])
 def test_keys_that_metadata_may_leave_out(missing):
     found = document(marker=None)
     del found[missing]
-    assert standing(view_of(found, "shop")) is Standing.NEW
+    assert marker_status(table_state(found, "shop")) is MarkerStatus.NEW
 
 
 def test_all_of_it():
     base = object()
-    seen = view_of(document(snapshot(1, None), snapshot(2, 1, "c1"), current=2), "shop", base)
+    seen = table_state(document(snapshot(1, None), snapshot(2, 1, "c1"), current=2), "shop", base)
     assert seen.uuid == "table-1"
     assert seen.marker == MARKER
     assert seen.last_sequence == 2
     assert seen.schema_id == 3
     assert seen.base is base
-    assert seen.lineage == (Ancestor(22, 11, 2, "c1"), Ancestor(11, None, 1, None))
-    assert standing(seen) is Standing.OURS
+    assert seen.ancestors == (
+        AncestorSnapshot(22, 11, 2, "c1"),
+        AncestorSnapshot(11, None, 1, None),
+    )
+    assert marker_status(seen) is MarkerStatus.OURS
 
 
 def test_the_walk_follows_parents_not_the_list():
     """A rolled-back snapshot is still listed; it is no ancestor."""
     rolled = document(snapshot(1, None, "c0"), snapshot(2, 1, "c1"), snapshot(3, 1), current=3)
-    seen = view_of(rolled, "shop")
-    assert [each.snapshot_id for each in seen.lineage] == [33, 11]
+    seen = table_state(rolled, "shop")
+    assert [each.snapshot_id for each in seen.ancestors] == [33, 11]
     assert seen.last_sequence == 3
-    assert standing(seen) is Standing.REWOUND
+    assert marker_status(seen) is MarkerStatus.REWOUND
 
 
 def test_snapshots_of_other_pipelines_are_foreign():
     both = document(
         snapshot(1, None), snapshot(2, 1, "c1"), snapshot(3, 2, "x", "other"), current=3
     )
-    seen = view_of(both, "shop")
-    assert [each.commit_id for each in seen.lineage] == [None, "c1", None]
-    assert standing(seen) is Standing.OURS
-    theirs = view_of(both, "other")
+    seen = table_state(both, "shop")
+    assert [each.commit_id for each in seen.ancestors] == [None, "c1", None]
+    assert marker_status(seen) is MarkerStatus.OURS
+    theirs = table_state(both, "other")
     assert theirs.marker is None
-    assert [each.commit_id for each in theirs.lineage] == ["x", None, None]
+    assert [each.commit_id for each in theirs.ancestors] == ["x", None, None]
 
 
 def test_maintenance_does_not_hide_our_commit():
     kept = document(snapshot(2, None, "c1"), snapshot(3, 2, operation="replace"), current=3)
-    assert standing(view_of(kept, "shop")) is Standing.OURS
+    assert marker_status(table_state(kept, "shop")) is MarkerStatus.OURS
 
 
 def test_an_expired_parent_ends_the_walk():
-    expired = view_of(document(snapshot(4, 3), snapshot(5, 4), current=5), "shop")
-    assert expired.lineage[-1] == Ancestor(44, 33, 4, None)
-    assert standing(expired) is Standing.OURS
+    expired = table_state(document(snapshot(4, 3), snapshot(5, 4), current=5), "shop")
+    assert expired.ancestors[-1] == AncestorSnapshot(44, 33, 4, None)
+    assert marker_status(expired) is MarkerStatus.OURS
     # The same snapshots as the whole history: then our commit was never in it.
-    whole = view_of(document(snapshot(4, None), snapshot(5, 4), current=5), "shop")
-    assert standing(whole) is Standing.REPLACED
+    whole = table_state(document(snapshot(4, None), snapshot(5, 4), current=5), "shop")
+    assert marker_status(whole) is MarkerStatus.REPLACED
 
 
 def test_create_or_replace_keeps_the_property_and_drops_the_history():
-    assert standing(view_of(document(snapshot(2, None, "c1")), "shop")) is Standing.REPLACED
+    assert (
+        marker_status(table_state(document(snapshot(2, None, "c1")), "shop"))
+        is MarkerStatus.REPLACED
+    )
     other = document(snapshot(2, None, "c1"), current=2, **{"table-uuid": "table-2"})
-    assert standing(view_of(other, "shop")) is Standing.REPLACED
+    assert marker_status(table_state(other, "shop")) is MarkerStatus.REPLACED
 
 
 def test_a_table_of_format_one_has_no_sequence_numbers():
@@ -112,13 +118,13 @@ def test_a_table_of_format_one_has_no_sequence_numbers():
     del old["sequence-number"]
     found = document(current=1, snapshots=[old])
     del found["last-sequence-number"]
-    seen = view_of(found, "shop")
-    assert (seen.last_sequence, seen.lineage[0].sequence_number) == (0, 0)
-    assert standing(seen) is Standing.OURS
+    seen = table_state(found, "shop")
+    assert (seen.last_sequence, seen.ancestors[0].sequence_number) == (0, 0)
+    assert marker_status(seen) is MarkerStatus.OURS
 
 
 def test_a_marker_of_a_later_version_is_not_guessed_at():
     found = document(marker=None)
     found["properties"] = {"icestream.shop.marker": '{"version": 99}'}
     with pytest.raises(Replaced):
-        view_of(found, "shop")
+        table_state(found, "shop")

@@ -4,16 +4,16 @@ import pytest
 
 from healths import MB, NOW, File, contents, files
 from icestream.errors import ConfigError
-from icestream.maintain.compaction import Compaction, due
+from icestream.maintain.compaction import CompactionRules, due_groups
 
-RULES = Compaction.of({}, {}, mirror=False)
-MIRROR = Compaction.of({}, {}, mirror=True)
+RULES = CompactionRules.of({}, {}, mirror=False)
+MIRROR = CompactionRules.of({}, {}, mirror=True)
 HOT_SINCE = NOW - 300
 
 
 def sizes(data, rules=RULES):
     """MB of the files in each group that is due."""
-    found = due(contents(data), rules, HOT_SINCE)
+    found = due_groups(contents(data), rules, HOT_SINCE)
     return [sorted(data[int(name[1:])].size for name in each.group.files) for each in found]
 
 
@@ -79,16 +79,21 @@ def test_groups_are_bounded_by_bytes():
 
 def test_groups_of_a_mirror_are_bounded_by_records():
     data = files(50, records=150_000)
-    found = due(contents(data), MIRROR, HOT_SINCE)
+    found = due_groups(contents(data), MIRROR, HOT_SINCE)
     assert [each.group.records for each in found] == [13 * 150_000] * 3 + [11 * 150_000]
-    assert len(due(contents(data), RULES, HOT_SINCE)) == 1
+    assert len(due_groups(contents(data), RULES, HOT_SINCE)) == 1
 
 
 def test_a_group_tells_what_is_wrong():
     dirty = File(size=2, place="d=1", age=900, deleted=400)
     data = [dirty, *files(9, place="d=1", age=500)]
-    (only,) = due(contents(data), RULES, HOT_SINCE)
-    assert (only.dirty, only.small, only.worst, only.hot) == (1, 9, 0.4, False)
+    (only,) = due_groups(contents(data), RULES, HOT_SINCE)
+    assert (only.with_deletes, only.small, only.most_deleted, only.being_written) == (
+        1,
+        9,
+        0.4,
+        False,
+    )
     assert only.oldest == NOW - 900
     assert only.group.files[0] == "f0"  # the worst first
     assert (only.group.partition, only.group.values, only.group.bytes) == ("d=1", ("d=1",), 11 * MB)
@@ -98,7 +103,7 @@ def test_a_group_tells_what_is_wrong():
 def test_many_delete_files_are_a_reason_if_asked_for():
     data = files(1, size=300, delete_files=12)
     assert sizes(data) == []
-    rules = Compaction.of({"delete-file-threshold": "12"}, {}, mirror=False)
+    rules = CompactionRules.of({"delete-file-threshold": "12"}, {}, mirror=False)
     assert sizes(data, rules) == [[300]]
 
 
@@ -107,7 +112,7 @@ def test_a_stream_of_small_files_is_rewritten_seldom_and_stays_few():
     data, written, most = [], 0.0, 0
     for _ in range(1440):
         data.append(File(age=10))
-        for each in due(contents(data), RULES, HOT_SINCE):
+        for each in due_groups(contents(data), RULES, HOT_SINCE):
             taken = {int(name[1:]) for name in each.group.files}
             total = sum(data[at].size for at in taken)
             written += total
@@ -123,8 +128,8 @@ def test_a_stream_of_small_files_is_rewritten_seldom_and_stays_few():
 
 def test_options_win_over_properties():
     properties = {"write.target-file-size-bytes": str(64 * MB)}
-    assert Compaction.of({}, properties, mirror=False).target_bytes == 64 * MB
-    rules = Compaction.of(
+    assert CompactionRules.of({}, properties, mirror=False).target_bytes == 64 * MB
+    rules = CompactionRules.of(
         {"target-file-size-bytes": str(32 * MB), "min-input-files": "3"}, properties, mirror=False
     )
     assert (rules.target_bytes, rules.small_bytes, rules.min_input_files) == (32 * MB, 24 * MB, 3)
@@ -142,4 +147,4 @@ def test_options_win_over_properties():
 )
 def test_values_that_mean_nothing_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
-        Compaction.of(options, {}, mirror=False)
+        CompactionRules.of(options, {}, mirror=False)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream.config.document import parse
-from icestream.config.load import Loaded, load
+from icestream.config.load import LoadedConfig, load
 from icestream.errors import ConfigError, NotBuilt
 
 BASE = """\
@@ -25,7 +25,7 @@ KAFKA = "{type: kafka, bootstrap_servers: 'x:1', topics: [a]}"
 JARGON = re.compile(r"pydantic|Input should|type=|https?://|Value error|NoneType|Traceback", re.I)
 
 
-def _load(folder: Path, text: str, env: dict[str, str] | None = None) -> Loaded:
+def _load(folder: Path, text: str, env: dict[str, str] | None = None) -> LoadedConfig:
     path = folder / "icestream.yml"
     path.write_text(text)
     return load(path, env=env or {})

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from icestream.config.document import parse
 from icestream.config.json_schema import json_schema
 from icestream.config.load import load
-from icestream.config.model import Pipeline
+from icestream.config.model import PipelineConfig
 from icestream.config.options.alerts import Metric
 from icestream.config.route import route
 from icestream.config.values import (
@@ -149,7 +149,7 @@ def test_schema_tells_what_is_not_built_and_the_defaults() -> None:
 
 
 def test_defaults() -> None:
-    pipeline = Pipeline.model_validate(SMALLEST)
+    pipeline = PipelineConfig.model_validate(SMALLEST)
     assert pipeline.catalog.name == "lake"
     assert pipeline.catalog.type == "local"
     assert pipeline.catalog.warehouse == "./warehouse"
@@ -165,14 +165,14 @@ def test_defaults() -> None:
 
 
 def test_is_frozen() -> None:
-    pipeline = Pipeline.model_validate(SMALLEST)
+    pipeline = PipelineConfig.model_validate(SMALLEST)
     with pytest.raises(ValidationError):
         pipeline.name = "other"  # type: ignore[misc]
 
 
 def test_foreign_maps_take_spark_spelling() -> None:
     spark = {"a": True, "b": False, "c": 5, "d": 0.5, "e": "x"}
-    pipeline = Pipeline.model_validate({**SMALLEST, "spark": spark})
+    pipeline = PipelineConfig.model_validate({**SMALLEST, "spark": spark})
     assert pipeline.spark == {"a": "true", "b": "false", "c": "5", "d": "0.5", "e": "x"}
 
 
@@ -185,7 +185,7 @@ def test_repr_shows_no_secret() -> None:
         "token": "hunter2",
         "properties": {"header.x": "hunter2"},
     }
-    pipeline = Pipeline.model_validate(
+    pipeline = PipelineConfig.model_validate(
         {**SMALLEST, "source": source, "catalog": catalog, "spark": {"spark.x": "hunter2"}}
     )
     assert "hunter2" not in repr(pipeline)
@@ -193,9 +193,9 @@ def test_repr_shows_no_secret() -> None:
 
 @pytest.mark.parametrize("off", [False, "false"], ids=repr)
 def test_maintenance_switches_off(off: object) -> None:
-    whole = Pipeline.model_validate({**SMALLEST, "maintenance": off})
+    whole = PipelineConfig.model_validate({**SMALLEST, "maintenance": off})
     assert whole.maintenance is False
-    one = Pipeline.model_validate({**SMALLEST, "maintenance": {"rewrite_manifests": off}})
+    one = PipelineConfig.model_validate({**SMALLEST, "maintenance": {"rewrite_manifests": off}})
     assert one.maintenance
     assert one.maintenance.rewrite_manifests is False
     assert one.maintenance.rewrite_data_files == {}
@@ -205,7 +205,7 @@ def test_maintenance_switches_off(off: object) -> None:
 def test_thresholds_have_the_unit_of_their_metric(metric: str) -> None:
     def above(value: object) -> object:
         rule = {"metric": metric, "above": value, "for": "1m", "to": ["x"]}
-        pipeline = Pipeline.model_validate({**SMALLEST, "alerts": {"rules": [rule]}})
+        pipeline = PipelineConfig.model_validate({**SMALLEST, "alerts": {"rules": [rule]}})
         assert pipeline.alerts
         assert pipeline.alerts.rules[0].for_ == timedelta(minutes=1)
         return pipeline.alerts.rules[0].above
@@ -283,11 +283,11 @@ def test_start() -> None:
 # ── routes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _pipeline(tables: list[dict[str, Any]], topic_pattern: str | None = None) -> Pipeline:
+def _pipeline(tables: list[dict[str, Any]], topic_pattern: str | None = None) -> PipelineConfig:
     source: dict[str, Any] = {"type": "generator"}
     if topic_pattern:
         source = {"type": "kafka", "bootstrap_servers": "x:1", "topic_pattern": topic_pattern}
-    return Pipeline.model_validate({**SMALLEST, "source": source, "tables": tables})
+    return PipelineConfig.model_validate({**SMALLEST, "source": source, "tables": tables})
 
 
 @pytest.mark.parametrize(

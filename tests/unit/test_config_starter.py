@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from icestream.config.load import Loaded, load
+from icestream.config.load import LoadedConfig, load
 from icestream.config.route import route
-from icestream.config.starter import Kind, starter
+from icestream.config.starter import StarterKind, starter
 
 
-def _load(folder: Path, kind: Kind) -> Loaded:
+def _load(folder: Path, kind: StarterKind) -> LoadedConfig:
     path = folder / "icestream.yml"
     path.write_text(starter(kind))
     return load(path, env={})
@@ -60,5 +60,5 @@ def test_cdc_routes_by_topic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["append", "cdc", "multi"])
-def test_is_readable(kind: Kind) -> None:
+def test_is_readable(kind: StarterKind) -> None:
     assert all(len(line) <= 100 for line in starter(kind).splitlines())

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from icestream.write.position_deletes import Place, write_deletes
+from icestream.write.position_deletes import PartitionKey, write_deletes
 from icestream.write.target import StageTarget
 
-HERE, THERE = Place(0, ("a",)), Place(0, ("b",))
+HERE, THERE = PartitionKey(0, ("a",)), PartitionKey(0, ("b",))
 CASES = {
     "few in all": ({"f1": 5_000, "f2": 4_000}, [2]),
     "many in each": ({"f1": 8_000, "f2": 7_000, "f3": 1_500}, [1, 1, 1]),
@@ -45,4 +45,4 @@ def test_partitions_share_nothing(tmp_path):
     place = {"f1": HERE, "f2": HERE, "g1": THERE}.__getitem__
     files = write_deletes(dead, place, target(tmp_path), "x")
     assert sorted(each.records for each in files) == [3, 4, 20_000]
-    assert [Place.of(each.content_json) for each in files] == [HERE, HERE, THERE]
+    assert [PartitionKey.of(each.content_json) for each in files] == [HERE, HERE, THERE]

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from icestream.cli.demo import generated
-from icestream.config.options.maintenance import Maintenance
+from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.events import MaintenanceFinished
 from icestream.observe.history import History
 
@@ -25,7 +25,7 @@ def remember(state, table, action, before, after, ending="done"):
 
 def test_the_demo_is_maintained_and_soon(loaded):
     options = loaded.pipeline.maintenance
-    assert isinstance(options, Maintenance)
+    assert isinstance(options, MaintenanceOptions)
     assert options.every.total_seconds() == 10
     assert options.expire_snapshots.max_snapshots == 5
 

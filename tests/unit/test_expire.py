@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from icestream.commit.protocol import Ancestor, TableView
+from icestream.commit.protocol import AncestorSnapshot, TableState
 from icestream.config.options.maintenance import ExpireSnapshots
-from icestream.maintain.expire import cut, keeps_marker
+from icestream.maintain.expire import expire_before, why_not_yet
 from icestream.tables.marker import Marker
 
 NOW = 1_000_000
@@ -51,27 +51,27 @@ def rules(older_ms=100, retain=1, most=500):
 )
 def test_what_stays(ages, how, left):
     found = document(*ages)
-    moment = cut(found, how, NOW)
+    moment = expire_before(found, how, NOW)
     stays = [s for s in found["snapshots"] if moment is None or s["timestamp-ms"] >= moment]
     assert len(stays) == left
     assert (moment is None) == (left == len(ages))
 
 
 def test_nothing_is_due_when_only_named_snapshots_are_old():
-    assert cut(document(500, 50, 10, refs=[0]), rules(), NOW) is None
-    assert cut(document(500, 400, 10, refs=[0]), rules(), NOW) is not None
+    assert expire_before(document(500, 50, 10, refs=[0]), rules(), NOW) is None
+    assert expire_before(document(500, 400, 10, refs=[0]), rules(), NOW) is not None
 
 
 def view(own, marker, parent=7):
     """A table whose newest own snapshot says `own`, and whose property says `marker`."""
     told = marker and Marker("p", 1, "run", marker, None, 1, "uuid", snapshot_sequence=5)
-    return TableView("uuid", told, (Ancestor(9, parent, 6, own),), 6, 0)
+    return TableState("uuid", told, (AncestorSnapshot(9, parent, 6, own),), 6, 0)
 
 
 def test_the_marker_must_agree_with_the_snapshots():
-    assert keeps_marker(view("c1", "c1")) is None
-    assert keeps_marker(view(None, "c1")) is None  # expired before, behind a compaction
-    assert "no marker" in keeps_marker(view(None, None))
-    assert "rewound" in keeps_marker(view("c0", "c1"))
-    assert "rewound" in keeps_marker(view("c0", None))
-    assert "replaced" in keeps_marker(view(None, "c1", parent=None))
+    assert why_not_yet(view("c1", "c1")) is None
+    assert why_not_yet(view(None, "c1")) is None  # expired before, behind a compaction
+    assert "no marker" in why_not_yet(view(None, None))
+    assert "rewound" in why_not_yet(view("c0", "c1"))
+    assert "rewound" in why_not_yet(view("c0", None))
+    assert "replaced" in why_not_yet(view(None, "c1", parent=None))

@@ -13,16 +13,22 @@ import pyarrow as pa
 import pytest
 
 from icestream.commit import table_commits
-from icestream.commit.protocol import Ancestor, CommitFailed, Range, TableView, advanced
-from icestream.config.model import Pipeline as Config
+from icestream.commit.protocol import (
+    AncestorSnapshot,
+    CommitFailed,
+    PositionRange,
+    TableState,
+    marker_after_batch,
+)
+from icestream.config.model import PipelineConfig
 from icestream.errors import Fenced, GaveUp, SetupError, SourceChanged
-from icestream.events import Bus
+from icestream.events import EventBus
 from icestream.pipeline import Pipeline
-from icestream.sources import Located, Losses, files, lines
+from icestream.sources import LocatedMarker, LossReport, files, lines
 from icestream.sources.files import FilesPlanner, FilesSource, LedgerLog
 from icestream.sources.ledger import Split
 from icestream.sources.lines import LineReader
-from icestream.tables.design import Design
+from icestream.tables.design import TableDesign
 from icestream.tables.marker import Counts, Marker
 
 
@@ -78,11 +84,11 @@ def values(folder, orders):
 
 def drain(folder, plans, calls=30):
     """Batch after batch until nothing new comes; → the values of each batch."""
-    reached, batches = plans.first(), []
+    reached, batches = plans.initial_positions(), []
     for _ in range(calls):
-        latest = plans.latest()
+        latest = plans.latest_positions()
         if latest != reached:
-            batches.append(values(folder, plans.orders(reached, latest)))
+            batches.append(values(folder, plans.work_orders(reached, latest)))
         reached = latest
     return batches
 
@@ -93,10 +99,10 @@ def drain(folder, plans, calls=30):
 def test_a_file_is_taken_after_two_equal_listings(folder):
     put(folder, "a", "1", "2")
     plans = planner(folder)
-    assert plans.latest() == at(0)
-    assert plans.latest() == at(1)
-    assert plans.latest() == at(1)
-    assert values(folder, plans.orders(at(0), at(1))) == ["1", "2"]
+    assert plans.latest_positions() == at(0)
+    assert plans.latest_positions() == at(1)
+    assert plans.latest_positions() == at(1)
+    assert values(folder, plans.work_orders(at(0), at(1))) == ["1", "2"]
 
 
 @pytest.mark.parametrize("once", [True, False])
@@ -110,27 +116,27 @@ def test_a_file_that_grows_is_not_taken(folder, monkeypatch, once):
         return real(*arguments)
 
     monkeypatch.setattr(files, "_listing", grow)
-    assert [plans.latest() for _ in range(4)] == [at(0)] * 4
+    assert [plans.latest_positions() for _ in range(4)] == [at(0)] * 4
     monkeypatch.setattr(files, "_listing", real)
-    plans.latest()
-    assert plans.latest() == (at(0) if once else at(1))
+    plans.latest_positions()
+    assert plans.latest_positions() == (at(0) if once else at(1))
 
 
 def test_a_file_whose_time_moves_is_not_taken(folder):
     put(folder, "a", "1", at=100)
     plans = planner(folder)
     for second in (101, 102, 103):
-        assert plans.latest() == at(0)
+        assert plans.latest_positions() == at(0)
         os.utime(folder / "a", (second, second))
-    plans.latest()
-    assert plans.latest() == at(1)
+    plans.latest_positions()
+    assert plans.latest_positions() == at(1)
 
 
 def test_listings_keep_their_distance(folder, monkeypatch):
     monkeypatch.setattr(files, "_SETTLE_SECONDS", 3600)
     put(folder, "a", "1")
     plans = planner(folder)
-    assert [plans.latest() for _ in range(5)] == [at(0)] * 5
+    assert [plans.latest_positions() for _ in range(5)] == [at(0)] * 5
 
 
 def test_older_files_come_first(folder):
@@ -162,12 +168,12 @@ def test_only_what_the_pattern_names(folder):
 
 def test_files_that_come_later(folder):
     plans = planner(folder)
-    assert plans.latest() == at(0)
+    assert plans.latest_positions() == at(0)
     put(folder, "a", "1")
     assert drain(folder, plans, calls=3) == [["1"]]
     put(folder, "b", "2")
-    plans.latest()
-    assert values(folder, plans.orders(at(1), plans.latest())) == ["2"]
+    plans.latest_positions()
+    assert values(folder, plans.work_orders(at(1), plans.latest_positions())) == ["2"]
 
 
 def test_a_file_that_changed_after_it_was_taken(folder):
@@ -176,7 +182,7 @@ def test_a_file_that_changed_after_it_was_taken(folder):
     drain(folder, plans)
     put(folder, "a", "2", mode="ab")
     with pytest.raises(SourceChanged, match="`a` changed"):
-        plans.latest()
+        plans.latest_positions()
 
 
 def test_a_file_that_changed_while_we_were_away(folder):
@@ -185,7 +191,7 @@ def test_a_file_that_changed_while_we_were_away(folder):
     assert drain(folder, planner(folder, begin=1, known=known)) == []
     os.utime(folder / "a", (101, 101))
     with pytest.raises(SourceChanged, match="`a` changed"):
-        planner(folder, begin=1, known=known).latest()
+        planner(folder, begin=1, known=known).latest_positions()
 
 
 def test_a_taken_file_may_be_removed(folder):
@@ -194,16 +200,16 @@ def test_a_taken_file_may_be_removed(folder):
     drain(folder, plans)
     (folder / "a").unlink()
     put(folder, "b", "2")
-    plans.latest()
-    assert plans.latest() == at(2)
+    plans.latest_positions()
+    assert plans.latest_positions() == at(2)
 
 
 def test_a_broken_packed_file_stops(folder):
     (folder / "a.gz").write_bytes(b"\x1f\x8b no")
     plans = planner(folder)
-    plans.latest()
+    plans.latest_positions()
     with pytest.raises(SourceChanged, match="gzip"):
-        plans.latest()
+        plans.latest_positions()
 
 
 # ── batches ─────────────────────────────────────────────────────────────────────────────────────
@@ -233,9 +239,9 @@ def test_once_ends_at_what_is_there(folder):
     for number in range(5):
         put(folder, f"f{number}", "x", "y", at=100 + number)
     plans = planner(folder, max_records=4, once=True)
-    reached = [plans.latest() for _ in range(3)]
+    reached = [plans.latest_positions() for _ in range(3)]
     put(folder, "late", "z")
-    reached += [plans.latest() for _ in range(4)]
+    reached += [plans.latest_positions() for _ in range(4)]
     assert reached == [at(2), at(4), *[at(5)] * 5]
 
 
@@ -244,7 +250,7 @@ def test_once_ends_at_what_is_there(folder):
 def test_orders_cover_every_split_once(folder, tasks, count):
     known = [Split(f"f{each}", 1, 1, 0, 1, 1) for each in range(12)]
     plans = planner(folder, known=known, tasks=tasks)
-    orders = plans.orders(at(3), at(3 + count))
+    orders = plans.work_orders(at(3), at(3 + count))
     assert len(orders) == min(tasks, count)
     assert all(json.loads(order) for order in orders)
     taken = [Split(*entry) for order in orders for entry in json.loads(order)]
@@ -252,7 +258,7 @@ def test_orders_cover_every_split_once(folder, tasks, count):
 
 
 def test_no_orders_for_nothing(folder):
-    assert planner(folder).orders(at(0), at(0)) == []
+    assert planner(folder).work_orders(at(0), at(0)) == []
 
 
 def test_it_goes_on_where_the_tables_stand(folder):
@@ -262,7 +268,7 @@ def test_it_goes_on_where_the_tables_stand(folder):
         known.append(Split(f"f{number}", 8, (100 + number) * 10**9, 0, 8, 1))
     put(folder, "new", "later", at=90)
     plans = planner(folder, begin=2, known=known)
-    assert plans.first() == at(2)
+    assert plans.initial_positions() == at(2)
     batches = drain(folder, plans)
     assert [value for batch in batches for value in batch] == ["value 2", "later"]
 
@@ -284,7 +290,7 @@ def open_planner(one, begin, scratch, once=False):
 
 def located(location, count, details):
     mark = Marker("p", 1, "run", "c", None, 1, "u", 1, positions=at(count), details=details)
-    return Located(mark, str(location))
+    return LocatedMarker(mark, str(location))
 
 
 class Run:
@@ -294,10 +300,12 @@ class Run:
         self.number = sum(1 for _ in tmp_path.glob("run-*"))
         self.folder, self.tables, self.place = folder, tables, tmp_path
         self.source = source(folder, **options)
-        self.source.recall([located(tmp_path / n, c, d) for n, (c, d) in tables.items() if c >= 0])
+        self.source.load_details(
+            [located(tmp_path / n, c, d) for n, (c, d) in tables.items() if c >= 0]
+        )
         new = [name for name, (count, _) in tables.items() if count < 0]  # not claimed yet
         if new:
-            begin = self.source.resolve(start).positions["files"][0]
+            begin = self.source.resolve_start(start).positions["files"][0]
             for name in new:
                 self.commit(name, begin)
         lowest = min(count for count, _ in tables.values())
@@ -306,7 +314,7 @@ class Run:
 
     def commit(self, name, count):
         old = self.tables[name][1]
-        details = self.source.keep(
+        details = self.source.store_details(
             at(count), str(self.place / name), f"{name}-{count}-{time.monotonic_ns()}", old
         )
         self.tables[name] = (count, details)
@@ -314,11 +322,11 @@ class Run:
     def batch(self):
         """Let the planner look twice; → the range and its records, or None."""
         for _ in range(3):
-            stop = self.planner.latest()["files"][0]
+            stop = self.planner.latest_positions()["files"][0]
             if stop > self.reached:
-                span = Range(at(self.reached), at(stop))
+                span = PositionRange(at(self.reached), at(stop))
                 self.reached = stop
-                return span, values(self.folder, self.planner.orders(span.start, span.stop))
+                return span, values(self.folder, self.planner.work_orders(span.start, span.stop))
         return None
 
 
@@ -458,7 +466,7 @@ ENTRIES = [
 def test_floors_of_records(tmp_path, folder, start, stop, floor, floors):
     one = source(folder)
     one._ledger.extend(ENTRIES)
-    span = Range(at(start), at(stop))
+    span = PositionRange(at(start), at(stop))
     assert one.record_floors(span, at(floor)) == {path: {0: at} for path, at in floors.items()}
     assert one.topics(span) == list(dict.fromkeys(each.path for each in ENTRIES[start:stop]))
 
@@ -476,7 +484,7 @@ def test_floors_trim_what_is_below_and_nothing_else(tmp_path, folder, monkeypatc
     for floor in range(count + 1):
         floors = run.source.record_floors(span, at(floor))
         kept = [one for one in everything if not _below(run, one, floors)]
-        above = values(folder, run.planner.orders(at(floor), at(count)))
+        above = values(folder, run.planner.work_orders(at(floor), at(count)))
         assert kept == above
 
 
@@ -526,7 +534,7 @@ def test_latest_at_a_restart_waits_for_files_that_grow(tmp_path, folder):
     Run(tmp_path, folder, tables, "latest")
     put(folder, "a", "1")
     run = Run(tmp_path, folder, tables, "latest")
-    assert run.planner.latest() == at(0)
+    assert run.planner.latest_positions() == at(0)
     put(folder, "a", "2", mode="ab")
     assert run.batch()[1] == ["1", "2"]
 
@@ -557,9 +565,9 @@ def test_latest_for_a_second_table_while_the_first_has_nothing_yet(tmp_path, fol
     tables["u"] = (-1, {})
     run = Run(tmp_path, folder, tables, "latest")
     assert tables["t"][0] == 0
-    first = run.planner.latest()
+    first = run.planner.latest_positions()
     put(folder, "a", "2", mode="ab")
-    landed = values(folder, run.planner.orders(at(0), first))
+    landed = values(folder, run.planner.work_orders(at(0), first))
     run.reached = first["files"][0]
     while found := run.batch():
         landed += found[1]
@@ -580,7 +588,7 @@ class Tables:
         schemas = {"schemas": [{"schema-id": 0, "fields": []}], "current-schema-id": 0}
         document = {"location": self.location, **schemas}
         base = SimpleNamespace(version=self.version, document=document)
-        return TableView("u", self.marker, self.lineage, self.version, 0, base)
+        return TableState("u", self.marker, self.lineage, self.version, 0, base)
 
     def commit(self, name, base, marker, before, work):
         meanwhile, self.meanwhile = self.meanwhile, None
@@ -590,12 +598,15 @@ class Tables:
             raise CommitFailed("409")
         self.version += 1
         self.marker = marker
-        self.lineage = (Ancestor(self.version, None, self.version, marker.commit_id), *self.lineage)
+        self.lineage = (
+            AncestorSnapshot(self.version, None, self.version, marker.commit_id),
+            *self.lineage,
+        )
 
     def exists(self, name):
         return not name.endswith("__quarantine")
 
-    def names(self, reaches):
+    def list_tables(self, reaches):
         return []
 
 
@@ -606,12 +617,14 @@ def start(tmp_path, folder, tables, scratch):
         "source": {"type": "files", "path": str(folder)},
         "tables": [{"name": "a.t"}],
     }
-    config = Config.model_validate(facts, context={"folder": str(tmp_path)})
+    config = PipelineConfig.model_validate(facts, context={"folder": str(tmp_path)})
     one = FilesSource(config.source)
     builder = SimpleNamespace(create=lambda design: False)
-    run = Pipeline(config, one, None, tables, builder, lambda name, rule: Design(name), Bus(), None)
+    run = Pipeline(
+        config, one, None, tables, builder, lambda name, rule: TableDesign(name), EventBus(), None
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_commits, "_pause", lambda attempt: attempt < 5)
+        patch.setattr(table_commits, "_backoff", lambda attempt: attempt < 5)
         session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
         stream = run.open(session, scratch, once=False)
     return one, stream.planner()
@@ -622,14 +635,14 @@ def test_a_start_knows_the_files_that_the_run_before_it_took_last(tmp_path, fold
     put(folder, "old", "1", at=100)
     tables = Tables(tmp_path / "t", None)
     first, plans = start(tmp_path, folder, tables, tmp_path / "one")
-    plans.latest()
-    assert plans.latest() == at(1)
+    plans.latest_positions()
+    assert plans.latest_positions() == at(1)
 
     def last_commit():
         view = tables.load("a.t")
-        details = first.keep(at(1), tables.location, "last", view.marker.details)
-        span = Range(at(0), at(1))
-        marker = advanced(view, span, "last", Counts(1), None, details, {})
+        details = first.store_details(at(1), tables.location, "last", view.marker.details)
+        span = PositionRange(at(0), at(1))
+        marker = marker_after_batch(view, span, "last", Counts(1), None, details, {})
         tables.commit("a.t", view.base, marker, {}, ())
 
     tables.meanwhile = last_commit
@@ -638,7 +651,7 @@ def test_a_start_knows_the_files_that_the_run_before_it_took_last(tmp_path, fold
         _, again = start(tmp_path, folder, tables, tmp_path / "two")
     except (Fenced, GaveUp):  # refusing is fine: the next start sees what is there now
         _, again = start(tmp_path, folder, tables, tmp_path / "three")
-    assert again.first() == at(1)
+    assert again.initial_positions() == at(1)
     assert drain(folder, again) == [["2"]]
 
 
@@ -673,7 +686,7 @@ def test_a_sample_reads_without_taking(folder):
 
 def test_a_folder_that_is_not_there(tmp_path):
     one = source(tmp_path / "nowhere")
-    for ask in (one.check, lambda: one.resolve("earliest"), lambda: list(one.sample(1))):
+    for ask in (one.check, lambda: one.resolve_start("earliest"), lambda: list(one.sample(1))):
         with pytest.raises(SetupError, match="does not exist"):
             ask()
 
@@ -682,7 +695,7 @@ def test_one_ledger_covers_all_paths(folder):
     one = source(folder)
     assert {one.stream_of(path) for path in ("a", "b/c")} == one.shared_streams
     assert one.stream_ids(one.shared_streams) == {}
-    assert one.losses(at(5), {}) == Losses()
+    assert one.losses(at(5), {}) == LossReport()
     assert one.known_topics() == ()
 
 

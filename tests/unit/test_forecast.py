@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 
 from healths import MB, NOW, File, contents
-from icestream.maintain.compaction import Compaction, due
+from icestream.maintain.compaction import CompactionRules, due_groups
 from icestream.maintain.forecast import DAY, Rate, forecast, measured, whiteboard
 
-RULES = Compaction.of({}, {}, mirror=False)
+RULES = CompactionRules.of({}, {}, mirror=False)
 EVERY = 300.0
 
 
@@ -61,7 +61,7 @@ def test_compaction_rewrites_about_as_much_as_forecast(interval, size):
         data += [File(size=size, age=10)] * 2
         if (at * interval) % EVERY:
             continue
-        for each in due(contents(data), RULES, NOW - EVERY):
+        for each in due_groups(contents(data), RULES, NOW - EVERY):
             taken = {int(name[1:]) for name in each.group.files}
             total = sum(data[number].size for number in taken)
             written += total

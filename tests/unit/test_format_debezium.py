@@ -32,8 +32,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from icestream.config.options.format import DebeziumFormat as Options
-from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, Decoded, format_for
+from icestream.config.options.format import DebeziumFormatOptions
+from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, DecodedBatch, format_for
 from icestream.formats.debezium import DebeziumFormat
 from icestream.records import RECORDS
 from icestream.schema import NewField, Rule
@@ -88,7 +88,7 @@ def decode(
     rule: Rule = "evolve",
     dropped: frozenset[str] = frozenset(),
     **options: Any,
-) -> Decoded:
+) -> DecodedBatch:
     out = DebeziumFormat(**options).decode(batch, target, rule, dropped)
     assert len(out.errors) == len(batch)
     if not out.new_fields:
@@ -99,12 +99,12 @@ def decode(
     return out
 
 
-def ops(out: Decoded) -> list[int]:
+def ops(out: DecodedBatch) -> list[int]:
     assert out.changes is not None
     return out.changes.op.to_pylist()
 
 
-def rows(out: Decoded) -> list[dict[str, Any]]:
+def rows(out: DecodedBatch) -> list[dict[str, Any]]:
     return out.columns.to_pylist()
 
 
@@ -785,7 +785,7 @@ def test_key_columns() -> None:
 
 
 def test_options_reach_the_format() -> None:
-    options = Options(type="debezium", flattened=True, time_units={"*": "ms"})
+    options = DebeziumFormatOptions(type="debezium", flattened=True, time_units={"*": "ms"})
     made = format_for(options)
     assert made == DebeziumFormat(flattened=True, time_units={"*": "ms"})
     assert pickle.loads(pickle.dumps(made)) == made

@@ -27,7 +27,7 @@ from pyiceberg.types import (
     TimeType,
 )
 
-from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, Decoded
+from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, DecodedBatch
 from icestream.formats.debezium import DebeziumFormat
 from icestream.records import RECORDS
 from icestream.schema import with_new_fields
@@ -158,7 +158,9 @@ def made(db: str, variant: str) -> DebeziumFormat:
     return DebeziumFormat(**options)
 
 
-def decode(fmt: DebeziumFormat, records: pa.RecordBatch, target: Schema) -> tuple[Decoded, Schema]:
+def decode(
+    fmt: DebeziumFormat, records: pa.RecordBatch, target: Schema
+) -> tuple[DecodedBatch, Schema]:
     """Decode as a pipeline does: the table follows until it has all that the events have."""
     for _ in range(4):
         out = fmt.decode(records, target)
@@ -178,7 +180,7 @@ def table(db: str, case: str, variant: str = "schemas") -> Schema:
     return decode(made(db, "schemas"), load(db, case, "schemas"), schema)[1]
 
 
-def fold(out: Decoded, keys: tuple[str, ...]) -> dict[Key, dict[str, Any]]:
+def fold(out: DecodedBatch, keys: tuple[str, ...]) -> dict[Key, dict[str, Any]]:
     """The reference model of a mirror: a dict, and an older position never wins."""
     changes = out.changes
     assert changes is not None

@@ -36,7 +36,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from icestream.formats import Decoded
+from icestream.formats import DecodedBatch
 from icestream.formats.json import JsonFormat
 from icestream.records import RECORDS
 from icestream.schema import MAX_FIELDS, Rule
@@ -61,7 +61,7 @@ def decode(
     *values: bytes | str | None,
     rule: Rule = "evolve",
     dropped: frozenset[str] = frozenset(),
-) -> Decoded:
+) -> DecodedBatch:
     out = JsonFormat().decode(records(*values), target, rule, dropped)
     assert out.columns.schema.equals(schema_to_pyarrow(target, include_field_ids=True), True)
     assert len(out.errors) == len(values)

@@ -12,7 +12,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, StringType
 
-from icestream.formats import FORMATS, Decoded, Format, format_for
+from icestream.formats import FORMATS, DecodedBatch, Format, format_for
 from icestream.records import RECORDS
 from icestream.schema import Rule, dump_new_fields, load_new_fields
 
@@ -24,7 +24,7 @@ def made(name: str) -> Format:
     return format_for(SimpleNamespace(type=name))
 
 
-def decode(fmt: Format, values: list[bytes | None], rule: Rule = "evolve") -> Decoded:
+def decode(fmt: Format, values: list[bytes | None], rule: Rule = "evolve") -> DecodedBatch:
     n = len(values)
     columns: list[list[Any]] = [["t"] * n, [0] * n, list(range(n)), [0] * n, values, values]
     arrays = [pa.array(c, f.type) for c, f in zip(columns, RECORDS, strict=True)]

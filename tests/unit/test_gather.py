@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icestream.batch.shuffle import Pile, Sharer, Spread
+from icestream.batch.shuffle import FileSpread, GatheredRowWriter, PartitionShuffler
 from icestream.write.target import StagedFile
 from unit.test_stage import ARROW, BUCKET, target
 
@@ -30,39 +30,39 @@ def files(partitions, each, size):
     ],
 )
 def test_only_many_small_files_are_worth_a_shuffle(partitions, each, size, gathers):
-    spread = Spread()
-    assert not spread.gathers
-    spread.saw(files(partitions, each, size), gathered=False)
-    assert spread.gathers == gathers
+    spread = FileSpread()
+    assert not spread.shuffle_pays
+    spread.observe(files(partitions, each, size), gathered=False)
+    assert spread.shuffle_pays == gathers
 
 
 def test_it_stays_gathered_until_the_files_are_large():
-    spread = Spread()
-    spread.saw(files(8, 4, 10_000), gathered=False)
-    spread.saw(files(8, 1, 40_000), gathered=True)
-    assert spread.gathers
-    spread.saw([], gathered=True)
-    assert spread.gathers
-    spread.saw(files(8, 1, 256 * MB), gathered=True)
-    assert not spread.gathers
+    spread = FileSpread()
+    spread.observe(files(8, 4, 10_000), gathered=False)
+    spread.observe(files(8, 1, 40_000), gathered=True)
+    assert spread.shuffle_pays
+    spread.observe([], gathered=True)
+    assert spread.shuffle_pays
+    spread.observe(files(8, 1, 256 * MB), gathered=True)
+    assert not spread.shuffle_pays
 
 
 def test_rows_of_two_tasks_come_to_one_file_for_each_partition(tmp_path):
     place = target(tmp_path, [BUCKET])
     blocks: dict[int, list[bytes]] = {}
     for task in range(2):
-        sharer = Sharer(place)
+        sharer = PartitionShuffler(place)
         for batch in range(2):
             first = (task * 2 + batch) * 50
             rows = pa.RecordBatch.from_pylist(
                 [{"id": n} for n in range(first, first + 50)], schema=ARROW
             )
-            for group, block in sharer.share(rows):
+            for group, block in sharer.blocks_by_group(rows):
                 blocks.setdefault(group, []).append(block)
     staged = []
     for some in blocks.values():
-        pile = Pile(place, 8 * MB)
-        pile.take(some)
+        pile = GatheredRowWriter(place, 8 * MB)
+        pile.write_blocks(some)
         staged += pile.finish()
     folders = [file.path.rpartition("/")[0] for file in staged]
     assert len(folders) == len(set(folders)) == 4

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.commit.protocol import Range
+from icestream.commit.protocol import PositionRange
 from icestream.records import RECORDS
-from icestream.sources import Located, Losses, generator
+from icestream.sources import LocatedMarker, LossReport, generator
 from icestream.sources.generator import (
     GeneratorSource,
     ShopPlanner,
@@ -181,9 +181,9 @@ def total(positions):
 
 def walk(plans, calls):
     """Positions call by call; checks that they never go back and keep to `max_records`."""
-    steps = [plans.first()]
+    steps = [plans.initial_positions()]
     for _ in range(calls):
-        steps.append(plans.latest())
+        steps.append(plans.latest_positions())
         before, after = plain(steps[-2]), plain(steps[-1])
         assert all(after[topic] >= before[topic] for topic in before)
         assert total(steps[-1]) - total(steps[-2]) <= plans._max_records
@@ -207,7 +207,7 @@ def test_it_keeps_to_the_rate(monkeypatch):
     reached = []
     for second in (0, 1, 1.5, 1.2, 9, 100):  # the clock may be set back
         now[0] = BEGAN / 1000 + second
-        reached.append(total(plans.latest()))
+        reached.append(total(plans.latest_positions()))
     assert reached == [0, 10, 15, 15, 90, 95]
 
 
@@ -226,9 +226,9 @@ def test_once_ends_at_what_is_due_at_its_start(monkeypatch, rows, rate, end):
 def test_it_goes_on_where_the_tables_stand():
     begin = {"page_events": 80, "order_changes": 20}
     plans = planner(begin=begin, rows=150)
-    assert plain(plans.first()) == begin
-    assert plain(plans.latest()) == {"page_events": 120, "order_changes": 30}
-    assert plain(plans.first()) == begin
+    assert plain(plans.initial_positions()) == begin
+    assert plain(plans.latest_positions()) == {"page_events": 120, "order_changes": 30}
+    assert plain(plans.initial_positions()) == begin
 
 
 @pytest.mark.parametrize("begin", [{"page_events": 800}, {"order_changes": 300}])
@@ -245,7 +245,7 @@ def test_orders_cover_the_range_once(monkeypatch, tasks):
     plans = planner(tasks=tasks)
     start = {"page_events": {0: 5}, "order_changes": {0: 7}}
     stop = {"page_events": {0: 98}, "order_changes": {0: 7}}
-    orders = [json.loads(each) for each in plans.orders(start, stop)]
+    orders = [json.loads(each) for each in plans.work_orders(start, stop)]
     edges = [(low, high) for _, low, high, *_ in orders]
     assert {order[0] for order in orders} == {"page_events"}
     assert len(orders) == min(tasks, 9)
@@ -272,7 +272,7 @@ def source(**facts):
 
 def test_a_new_table_begins_at_the_beginning():
     one = source()
-    start = one.resolve("earliest")
+    start = one.resolve_start("earliest")
     assert start.positions == {"page_events": {0: 0}, "order_changes": {0: 0}}
     assert start.stream_ids == one.stream_ids(TOPICS)
     assert set(start.stream_ids) == set(TOPICS)
@@ -283,33 +283,33 @@ def test_the_clock_of_the_first_run_goes_on():
     first._began_ms = BEGAN
     mark = Marker("p", 1, "r", "c", None, 1, "u", 1, stream_ids=first.stream_ids(TOPICS))
     second = source()
-    second.recall([Located(mark, "somewhere")])
+    second.load_details([LocatedMarker(mark, "somewhere")])
     assert second.stream_ids(TOPICS) == first.stream_ids(TOPICS)
     other = source(seed=8)
-    other.recall([Located(mark, "somewhere")])
+    other.load_details([LocatedMarker(mark, "somewhere")])
     assert other.stream_ids(TOPICS) != first.stream_ids(TOPICS)  # seen as another stream
 
 
 def test_open_hands_everything_to_the_planner(tmp_path):
     session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
     plans = source().open(session, {"page_events": {0: 8}}, tmp_path, once=True).planner()
-    assert plain(plans.first()) == {"page_events": 8, "order_changes": 0}
+    assert plain(plans.initial_positions()) == {"page_events": 8, "order_changes": 0}
     assert plain(walk(plans, 5)[-1]) == {"page_events": 80, "order_changes": 20}
 
 
 def test_small_answers():
     one = source()
-    span = Range({}, {"order_changes": {0: 5}})
+    span = PositionRange({}, {"order_changes": {0: 5}})
     assert one.topics(span) == ["order_changes"]
     assert one.stream_of("page_events") == "page_events"
     assert one.record_floors(span, {"order_changes": {0: 3}}) == {"order_changes": {0: 3}}
-    assert one.keep({}, "", "c", {}) == {}
+    assert one.store_details({}, "", "c", {}) == {}
     both = {"page_events": {0: 70}, "order_changes": {0: 15}}
     assert one.lag(both) == {"page_events": {0: 10}, "order_changes": {0: 5}}
     assert one.lag({"page_events": {0: 900}}) == {"page_events": {0: 0}}
     assert source(rows=None).lag(both) == {}  # without an end and a rate nothing is ever due
     assert set(one.stream_ids(["page_events"])) == {"page_events"}
-    assert one.losses(both, one.stream_ids(TOPICS)) == Losses()
+    assert one.losses(both, one.stream_ids(TOPICS)) == LossReport()
     assert one.known_topics() == TOPICS
     assert [len(each) for each in one.sample(8)] == [4, 4]
 

@@ -17,7 +17,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from healths import maintenance
 from icestream.maintain import contents
-from icestream.maintain.health import Health
+from icestream.maintain.health import HealthReader
 from icestream.tables import manifests
 
 SCHEMA = Schema(
@@ -78,7 +78,7 @@ def add(table, *files, summary=None):
 
 
 def look(table, now=None, **options):
-    return Health(maintenance(**options)).look("n.t", table, now)
+    return HealthReader(maintenance(**options)).read("n.t", table, now)
 
 
 def test_an_empty_table(table):
@@ -132,10 +132,10 @@ def test_entries_are_what_pyiceberg_reads(table):
     assert data.paths.to_pylist() == [file.file_path for file, _ in live]
     assert data.bytes.tolist() == [file.file_size_in_bytes for file, _ in live]
     assert data.records.tolist() == [file.record_count for file, _ in live]
-    places = [found.contents.partitions[at] for at in data.places]
+    places = [found.contents.partitions[at] for at in data.partition_numbers]
     assert [each.values for each in places] == [tuple(file.partition._data) for file, _ in live]
     times = {each.snapshot_id: each.timestamp_ms / 1000 for each in table.metadata.snapshots}
-    assert data.added.tolist() == [times[snapshot] for _, snapshot in live]
+    assert data.added_at.tolist() == [times[snapshot] for _, snapshot in live]
     assert len(live) == 10
     assert places[0].spec_id != places[-1].spec_id
     assert "ts_day=1970-01-01/region=x/id_bucket=" in places[0].name
@@ -145,11 +145,11 @@ def test_a_manifest_is_read_once(table, monkeypatch):
     read = []
     honest = manifests._bytes
     monkeypatch.setattr(manifests, "_bytes", lambda io, path: read.append(path) or honest(io, path))
-    health = Health(maintenance())
+    health = HealthReader(maintenance())
     for at in range(5):
         add(table, data_file(f"a{at}"))
-        assert health.look("n.t", table).data_files == at + 1
-    assert health.look("n.t", table).data_files == 5
+        assert health.read("n.t", table).data_files == at + 1
+    assert health.read("n.t", table).data_files == 5
     assert len(read) == len(set(read)) == 5
 
 
@@ -178,9 +178,9 @@ def test_deleted_rows_of_several_files_are_read_once(table, tmp_path, monkeypatc
     monkeypatch.setattr(
         contents, "_read_paths", lambda io, path: read.append(path) or honest(io, path)
     )
-    health = Health(maintenance())
+    health = HealthReader(maintenance())
     for _ in range(2):
-        found = health.look("n.t", table)
+        found = health.read("n.t", table)
         assert found.contents.data.deleted.tolist() == [7, 2]
         assert found.contents.data.delete_files.tolist() == [1, 1]
     assert read == [path]
@@ -231,8 +231,8 @@ def test_when_a_table_with_expired_snapshots_began(table):
     assert found.began == 0
     assert found.oldest_snapshot == 7 * 86400.0
     # Files of forgotten snapshots came before the oldest that is known.
-    assert sorted(found.contents.data.added) == [7 * 86400.0] * 8 + [8 * 86400.0, 9 * 86400.0]
-    assert found.contents.data.moved.sum() == 7
+    assert sorted(found.contents.data.added_at) == [7 * 86400.0] * 8 + [8 * 86400.0, 9 * 86400.0]
+    assert found.contents.data.only_rewritten.sum() == 7
 
 
 def test_orphans_are_guessed_from_starts(table):

@@ -9,7 +9,7 @@ import pytest
 
 from icestream.events import (
     BatchPlanned,
-    Bus,
+    EventBus,
     LossAccepted,
     PartitionState,
     RunFailed,
@@ -240,7 +240,7 @@ def test_several_threads_write(store, tmp_path):
 
 
 def test_a_bus_tells_everyone_in_order():
-    bus, heard = Bus(), []
+    bus, heard = EventBus(), []
     bus.join(lambda event: heard.append((1, event.kind)))
     bus.join(lambda event: heard.append((2, event.kind)))
     bus.emit(TableCreated("shop", "t"))

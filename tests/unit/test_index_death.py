@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from icestream.index import merge as merging
-from icestream.index.entries import concat, rows, tombstones
-from icestream.index.key_index import Store, create_store, open_store
+from icestream.index.entries import concat_entries, row_entries, tombstone_entries
+from icestream.index.key_index import KeyIndex, create_index, open_index
 from icestream.index.keys import bucket_of, key_hashes
 
 BUCKETS = 2
@@ -34,9 +34,9 @@ def work(folder, begin):
         for bucket in range(BUCKETS):
             mine = [key for key in upserts if PLACES[key] == bucket]
             gone = [key for key in deletes if PLACES[key] == bucket]
-            part = rows(KEYS[mine].reshape(-1, 2), 0, np.array(mine, dtype=np.int64))
-            buried = tombstones(KEYS[gone].reshape(-1, 2), None, 2**32 - 1)
-            entries = concat([part, buried])
+            part = row_entries(KEYS[mine].reshape(-1, 2), 0, np.array(mine, dtype=np.int64))
+            buried = tombstone_entries(KEYS[gone].reshape(-1, 2), None, 2**32 - 1)
+            entries = concat_entries([part, buried])
             names.append(store.reader.stage(bucket, f"c{number}", entries, [f"f{number}"]))
         store.prepare(f"c{number}", names)
         store.confirm(f"c{number}", number, number)
@@ -46,8 +46,8 @@ def work(folder, begin):
 
 
 def opened(folder):
-    store = open_store(Path(folder), "uuid", [1])
-    assert isinstance(store, Store), store
+    store = open_index(Path(folder), "uuid", [1])
+    assert isinstance(store, KeyIndex), store
     return store
 
 
@@ -76,7 +76,7 @@ def answers(store):
 
 @pytest.mark.slow
 def test_killed_at_any_moment(tmp_path):
-    create_store(tmp_path, "uuid", {"id": 1}, BUCKETS).advance({}, {}, (), 1, 1, None)
+    create_index(tmp_path, "uuid", {"id": 1}, BUCKETS).publish_state({}, {}, (), 1, 1, None)
     last = 1
     for lines in (1, 4, 9):
         with subprocess.Popen(

@@ -5,10 +5,16 @@ import pyarrow as pa
 import pytest
 
 from icestream.index.damage import IndexDamaged
-from icestream.index.entries import concat, rows, tombstones
-from icestream.index.key_index import create_store
+from icestream.index.entries import concat_entries, row_entries, tombstone_entries
+from icestream.index.key_index import create_index
 from icestream.index.keys import bucket_of, key_hashes
-from icestream.index.rewrite_update import Move, Shelf, stage, unstage, without
+from icestream.index.rewrite_update import (
+    IndexStaging,
+    RewriteIndexUpdate,
+    drop_rows,
+    remove_runs,
+    stage_runs,
+)
 
 BUCKETS = 4
 
@@ -25,9 +31,9 @@ class Table:
     """A store, and what is known of its rows: key → file and position."""
 
     def __init__(self, folder):
-        self.store = create_store(folder, "uuid", {"id": 1}, BUCKETS)
-        self.store.advance({}, {}, [], 1, 1, None)
-        self.shelf = Shelf(str(folder), "uuid", BUCKETS, (1,))
+        self.store = create_index(folder, "uuid", {"id": 1}, BUCKETS)
+        self.store.publish_state({}, {}, [], 1, 1, None)
+        self.shelf = IndexStaging(str(folder), "uuid", BUCKETS, (1,))
         self.snapshot = 1
 
     def commit(self, entries, paths):
@@ -42,18 +48,20 @@ class Table:
         self.store.confirm(commit_id, self.snapshot, self.snapshot)
 
     def upsert(self, path, *keys):
-        found = rows(
+        found = row_entries(
             hashed(*keys), 0, np.arange(len(keys)), sequences(*[self.snapshot] * len(keys))
         )
         self.commit(found, [path])
 
     def delete(self, *keys):
-        self.commit(tombstones(hashed(*keys), sequences(*[self.snapshot] * len(keys)), 0), [])
+        self.commit(
+            tombstone_entries(hashed(*keys), sequences(*[self.snapshot] * len(keys)), 0), []
+        )
 
     def move(self, runs, removed, added):
         self.snapshot += 1
-        move = Move("r", "origin", tuple(runs), tuple(removed), tuple(added))
-        self.store.move(move, self.snapshot, self.snapshot)
+        move = RewriteIndexUpdate("r", "origin", tuple(runs), tuple(removed), tuple(added))
+        self.store.apply_rewrite(move, self.snapshot, self.snapshot)
 
     def where(self, *keys):
         found = {}
@@ -76,8 +84,8 @@ def table(tmp_path):
 def staged(table, keys, paths, each):
     """Entries of rows that were written anew, `each` to a file."""
     at = np.arange(len(keys))
-    told = rows(hashed(*keys), at // each, at % each, sequences(*[1] * len(keys)))
-    return stage(table.shelf, "origin", told, paths)
+    told = row_entries(hashed(*keys), at // each, at % each, sequences(*[1] * len(keys)))
+    return stage_runs(table.shelf, "origin", told, paths)
 
 
 def test_rows_are_found_in_the_new_files(table):
@@ -102,23 +110,23 @@ def test_what_changed_meanwhile_stays_changed(table):
     table.upsert("b", 2)
     table.delete(3)
     table.store.merge()
-    left = without(table.shelf, runs, {"x": 4}, {"x": np.array([1, 2])})
+    left = drop_rows(table.shelf, runs, {"x": 4}, {"x": np.array([1, 2])})
     table.move(left, ["a"], ["x"])
     assert table.where(1, 2, 3, 4) == {1: ("x", 0), 2: ("b", 0), 3: "deleted", 4: ("x", 3)}
-    unstage(table.shelf, sorted(set(runs) - set(left)))
+    remove_runs(table.shelf, sorted(set(runs) - set(left)))
     assert table.where(1, 2, 3, 4) == {1: ("x", 0), 2: ("b", 0), 3: "deleted", 4: ("x", 3)}
 
 
 def test_nothing_is_written_where_nothing_died(table):
     table.upsert("a", *range(20))
     runs = staged(table, list(range(20)), ["x", "y"], 10)
-    assert without(table.shelf, runs, {"x": 10, "y": 10}, {}) == runs
+    assert drop_rows(table.shelf, runs, {"x": 10, "y": 10}, {}) == runs
     (bucket,) = bucket_of(hashed(7), BUCKETS).tolist()
-    left = without(table.shelf, runs, {"x": 10, "y": 10}, {"x": np.array([7])})
+    left = drop_rows(table.shelf, runs, {"x": 10, "y": 10}, {"x": np.array([7])})
     assert [a == b for a, b in zip(runs, left, strict=True)].count(False) == 1
     assert left[bucket] != runs[bucket]
     every = {"x": np.arange(10), "y": np.arange(10)}
-    assert without(table.shelf, left, {"x": 10, "y": 10}, every) == []
+    assert drop_rows(table.shelf, left, {"x": 10, "y": 10}, every) == []
 
 
 def test_all_rows_died(table):
@@ -130,8 +138,10 @@ def test_all_rows_died(table):
 
 
 def test_a_key_that_is_there_twice_is_where_it_was_written_last(table):
-    told = concat([rows(hashed(1, 2), 0, np.arange(2)), rows(hashed(1), 0, np.array([2]))])
-    table.move(stage(table.shelf, "origin", told, ["x"]), [], ["x"])
+    told = concat_entries(
+        [row_entries(hashed(1, 2), 0, np.arange(2)), row_entries(hashed(1), 0, np.array([2]))]
+    )
+    table.move(stage_runs(table.shelf, "origin", told, ["x"]), [], ["x"])
     assert table.where(1, 2) == {1: ("x", 2), 2: ("x", 1)}
 
 
@@ -140,7 +150,7 @@ def test_what_does_not_fit_is_not_believed(table):
     runs = staged(table, [1], ["x"], 1)
     with pytest.raises(IndexDamaged, match="does not know b"):
         table.move(runs, ["a", "b"], ["x"])
-    unstage(table.shelf, runs)
+    remove_runs(table.shelf, runs)
     with pytest.raises(IndexDamaged):
         table.move(runs, ["a"], ["x"])
     assert table.where(1) == {1: ("a", 0)}

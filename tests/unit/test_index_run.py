@@ -14,10 +14,16 @@ from icestream.errors import SetupError
 from icestream.index.bucket import lookup
 from icestream.index.damage import IndexDamaged
 from icestream.index.disk import write_whole
-from icestream.index.entries import COLUMNS, concat, rows, tombstones
-from icestream.index.sorted_run import Origin, RunWriter, open_run, pieces, write_run
+from icestream.index.entries import COLUMNS, concat_entries, row_entries, tombstone_entries
+from icestream.index.sorted_run import (
+    RunIdentity,
+    SortedRunWriter,
+    cut_by_hash,
+    open_run,
+    write_run,
+)
 
-ORIGIN = Origin("table", 3, "commit")
+ORIGIN = RunIdentity("table", 3, "commit")
 
 
 def hashes(*pairs):
@@ -31,7 +37,7 @@ def random_hashes(count, seed=1):
 def entries(count, seed=1):
     found = random_hashes(count, seed)
     sequence = pa.array([n.to_bytes(8, "big") for n in range(count)])
-    return rows(found, np.arange(count) % 7, np.arange(count), sequence)
+    return row_entries(found, np.arange(count) % 7, np.arange(count), sequence)
 
 
 def same(left, right):
@@ -41,7 +47,9 @@ def same(left, right):
 
 
 def test_a_run_comes_back(tmp_path):
-    sorted_ = concat([entries(1000), tombstones(random_hashes(10, 2), None, 77)]).newest()
+    sorted_ = concat_entries(
+        [entries(1000), tombstone_entries(random_hashes(10, 2), None, 77)]
+    ).newest()
     assert write_run(tmp_path / "a.run", ORIGIN, sorted_) == 1010
     run = open_run(tmp_path / "a.run")
     run.verify()
@@ -52,14 +60,14 @@ def test_a_run_comes_back(tmp_path):
 
 def test_columns_with_one_value_take_no_place(tmp_path):
     found = random_hashes(10_000)
-    sorted_ = rows(found, 7, np.arange(10_000)).newest()
+    sorted_ = row_entries(found, 7, np.arange(10_000)).newest()
     write_run(tmp_path / "a.run", ORIGIN, sorted_)
     assert (tmp_path / "a.run").stat().st_size < 10_000 * 20 + 2000  # hash and position
     assert same(open_run(tmp_path / "a.run").entries, sorted_)
 
 
 def test_an_empty_run(tmp_path):
-    assert write_run(tmp_path / "a.run", ORIGIN, concat([])) == 0
+    assert write_run(tmp_path / "a.run", ORIGIN, concat_entries([])) == 0
     run = open_run(tmp_path / "a.run")
     run.verify()
     assert len(run) == 0
@@ -68,7 +76,7 @@ def test_an_empty_run(tmp_path):
 
 def test_keys_that_agree_in_64_bits(tmp_path):
     found = hashes((5, 1), (5, 3), (5, 9), (2**64 - 1, 0), (2**64 - 1, 2**64 - 1), (0, 0))
-    write_run(tmp_path / "a.run", ORIGIN, rows(found, 0, np.arange(6)).newest())
+    write_run(tmp_path / "a.run", ORIGIN, row_entries(found, 0, np.arange(6)).newest())
     run = open_run(tmp_path / "a.run")
     asked = hashes((5, 9), (5, 1), (5, 2), (5, 3), (5, 10), (2**64 - 1, 2**64 - 1), (0, 0), (4, 1))
     places = run.find(*asked.T)
@@ -83,7 +91,7 @@ PAIRS = st.tuples(WORDS, WORDS)
 @given(st.lists(PAIRS, max_size=20, unique=True), st.lists(PAIRS, min_size=1, max_size=20))
 def test_find_is_a_dictionary(tmp_path_factory, there, asked):
     path = tmp_path_factory.getbasetemp() / "find.run"
-    write_run(path, ORIGIN, rows(hashes(*there), 0, np.arange(len(there))).newest())
+    write_run(path, ORIGIN, row_entries(hashes(*there), 0, np.arange(len(there))).newest())
     run = open_run(path)
     places = run.find(*hashes(*asked).T)
     truth = {pair: position for position, pair in enumerate(there)}
@@ -93,15 +101,17 @@ def test_find_is_a_dictionary(tmp_path_factory, there, asked):
 
 def test_newest_keeps_the_first_of_a_key():
     found = hashes((5, 2), (5, 1), (9, 9), (5, 2), (9, 9), (1, 1))
-    kept = rows(found, 0, np.arange(6)).newest()
+    kept = row_entries(found, 0, np.arange(6)).newest()
     assert kept.position.tolist() == [5, 1, 0, 2]
-    assert rows(hashes((1, 1), (1, 1)), 0, np.arange(2)).newest().position.tolist() == [0]
+    assert row_entries(hashes((1, 1), (1, 1)), 0, np.arange(2)).newest().position.tolist() == [0]
 
 
 def test_numbers_stand_for_counted_files(tmp_path):
-    origin = Origin("table", 3, "commit", ("a", "b"))
+    origin = RunIdentity("table", 3, "commit", ("a", "b"))
     write_run(
-        tmp_path / "a.run", origin, rows(hashes((1, 1), (2, 2)), np.array([1, 0]), np.arange(2))
+        tmp_path / "a.run",
+        origin,
+        row_entries(hashes((1, 1), (2, 2)), np.array([1, 0]), np.arange(2)),
     )
     run = open_run(tmp_path / "a.run", [40, 50])
     assert run.at(slice(None)).file.tolist() == [50, 40]
@@ -115,18 +125,18 @@ def test_pieces_hold_all_entries_once(tmp_path):
         path = tmp_path / f"{number}.run"
         write_run(path, ORIGIN, entries(count, number).newest())
         runs.append(open_run(path))
-    parts = list(pieces(runs, 500))
+    parts = list(cut_by_hash(runs, 500))
     assert len(parts) > 9
     assert max(sum(map(len, each)) for each in parts) < 800
     for number, run in enumerate(runs):
-        assert same(concat([part[number] for part in parts]), run.entries)
+        assert same(concat_entries([part[number] for part in parts]), run.entries)
     assert all(
         before[0].hash_hi.max() < after[0].hash_hi.min() for before, after in pairwise(parts)
     )
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
-    with pytest.raises(KeyError), RunWriter(tmp_path / "a.run", ORIGIN, 10):
+    with pytest.raises(KeyError), SortedRunWriter(tmp_path / "a.run", ORIGIN, 10):
         raise KeyError
     assert list(tmp_path.iterdir()) == []
 
@@ -213,8 +223,8 @@ def test_bytes_at_the_end_are_damage(written):
 def test_every_column_is_checked(written):
     whole = written.read_bytes()
     run = open_run(written)
-    assert set(run.sums) | set(run.same) == set(COLUMNS)
-    for name, (start, _) in run.sums.items():
+    assert set(run.checksums) | set(run.constants) == set(COLUMNS)
+    for name, (start, _) in run.checksums.items():
         changed = bytearray(whole)
         changed[start] ^= 1
         written.write_bytes(changed)
@@ -234,9 +244,9 @@ def runs_of(tmp_path, *parts):
 
 
 def test_the_newest_entry_counts_and_a_dead_one_is_no_row(tmp_path):
-    new = concat([rows(hashes((1, 1), (2, 2)), np.array([9, 8]), np.array([10, 20])),
-                  tombstones(hashes((3, 3)), pa.array([b"\x05"]), 1234)])  # fmt: skip
-    old = rows(hashes((1, 1), (2, 2), (3, 3), (4, 4)), 1, np.arange(4), pa.array([b"x"] * 4))
+    new = concat_entries([row_entries(hashes((1, 1), (2, 2)), np.array([9, 8]), np.array([10, 20])),
+                  tombstone_entries(hashes((3, 3)), pa.array([b"\x05"]), 1234)])  # fmt: skip
+    old = row_entries(hashes((1, 1), (2, 2), (3, 3), (4, 4)), 1, np.arange(4), pa.array([b"x"] * 4))
     runs = runs_of(tmp_path, new, old)
     live = np.array([1, 9], dtype=np.uint32)
     found = lookup(runs, live, hashes((4, 4), (3, 3), (2, 2), (1, 1), (5, 5)))
@@ -251,6 +261,6 @@ def test_the_newest_entry_counts_and_a_dead_one_is_no_row(tmp_path):
 
 
 def test_a_sequence_that_is_longer_is_told(tmp_path):
-    part = rows(hashes((1, 1), (2, 2)), 0, np.arange(2), pa.array([b"a" * 17, b"a" * 16]))
+    part = row_entries(hashes((1, 1), (2, 2)), 0, np.arange(2), pa.array([b"a" * 17, b"a" * 16]))
     found = lookup(runs_of(tmp_path, part), np.array([0], np.uint32), hashes((1, 1), (2, 2)))
     assert found.longer.tolist() == [True, False]

@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.index.sequences import KEPT, UNDECIDED, Sequences
+from icestream.index.sequences import KEPT, UNDECIDED, SourceSequences
 
 SHORT = st.none() | st.binary(max_size=20)
 LOG = st.binary(min_size=8, max_size=8)
@@ -19,7 +19,9 @@ def expected(left, right):
 
 
 def compared(lefts, rights, kind=None):
-    one, two = (Sequences.of(pa.array(v, kind or pa.binary()), len(v)) for v in (lefts, rights))
+    one, two = (
+        SourceSequences.of(pa.array(v, kind or pa.binary()), len(v)) for v in (lefts, rights)
+    )
     return one.compare(two).tolist()
 
 
@@ -39,9 +41,9 @@ def test_one_width(pairs):
 
 def test_slices_and_nothing():
     column = pa.array([b"\x01", None, b"\x02" * 17, b""])
-    found = Sequences.of(column.slice(1, 3), 3)
+    found = SourceSequences.of(column.slice(1, 3), 3)
     assert found.size.tolist() == [31, 17, 0]
     assert found.hi.tolist() == [0, 0x0202020202020202, 0]
-    assert Sequences.of(None, 2).size.tolist() == [31, 31]
-    assert Sequences.of(pa.array([], pa.binary()), 0).hi.tolist() == []
-    assert Sequences.of(pa.chunked_array([[b"a"], [b"b"]]), 2).size.tolist() == [1, 1]
+    assert SourceSequences.of(None, 2).size.tolist() == [31, 31]
+    assert SourceSequences.of(pa.array([], pa.binary()), 0).hi.tolist() == []
+    assert SourceSequences.of(pa.chunked_array([[b"a"], [b"b"]]), 2).size.tolist() == [1, 1]

@@ -17,9 +17,9 @@ from icestream.errors import Fenced, InternalError
 from icestream.index import manifest as manifests
 from icestream.index import merge as merging
 from icestream.index.damage import IndexDamaged
-from icestream.index.entries import concat, rows, tombstones
-from icestream.index.files import add_list, load_files
-from icestream.index.key_index import Store, Unusable, create_store, open_store
+from icestream.index.entries import concat_entries, row_entries, tombstone_entries
+from icestream.index.files import append_list, load_files
+from icestream.index.key_index import IndexUnusable, KeyIndex, create_index, open_index
 from icestream.index.keys import bucket_of, key_hashes
 
 BUCKETS = 4
@@ -29,14 +29,14 @@ PLACES = bucket_of(KEYS, BUCKETS)
 
 
 def created(folder, clock=lambda: 0.0, buckets=BUCKETS):
-    store = create_store(folder, "uuid", {"id": 1}, buckets, clock)
-    store.advance({}, {}, (), 1, 1, None)
+    store = create_index(folder, "uuid", {"id": 1}, buckets, clock)
+    store.publish_state({}, {}, (), 1, 1, None)
     return store
 
 
 def opened(folder, **options):
-    found = open_store(folder, "uuid", [1], **options)
-    assert isinstance(found, Store), found
+    found = open_index(folder, "uuid", [1], **options)
+    assert isinstance(found, KeyIndex), found
     return found
 
 
@@ -54,16 +54,16 @@ def staged(store, commit_id, paths, upserts, deletes, number, now=0):
             continue
         places = [upserts[key] for key in mine]
         told = pa.array([sequence(number)] * len(mine), pa.binary())
-        part = rows(
+        part = row_entries(
             KEYS[mine].reshape(-1, 2),
             np.array([file for file, _ in places], dtype=np.uint32),
             np.array([at for _, at in places], dtype=np.int64),
             told,
         )
-        buried = tombstones(
+        buried = tombstone_entries(
             KEYS[gone].reshape(-1, 2), pa.array([sequence(number)] * len(gone), pa.binary()), now
         )
-        names.append(reader.stage(bucket, commit_id, concat([part, buried]), paths))
+        names.append(reader.stage(bucket, commit_id, concat_entries([part, buried]), paths))
     return names
 
 
@@ -86,7 +86,7 @@ def answers(reader):
 def given_rows(reader):
     """Position and sequence of every row that `Reader.live` gives."""
     parts = [part for bucket in range(BUCKETS) for part in reader.live(bucket)]
-    every = concat(parts)
+    every = concat_entries(parts)
     return sorted(zip(every.position.tolist(), every.sequence_hi.tolist(), strict=True))
 
 
@@ -145,7 +145,7 @@ def test_a_death_right_after_the_manifest_of_a_confirmation(tmp_path):
     assert not note.exists()
     again.abandon("c2")
     note.write_bytes(kept)
-    again.advance({}, {}, (), 3, 3, None)  # somebody else's snapshot
+    again.publish_state({}, {}, (), 3, 3, None)  # somebody else's snapshot
     again.abandon("c2")
     assert answers(opened(tmp_path).reader) == {key: ("f2", key, 2) for key in upserts}
 
@@ -264,7 +264,7 @@ def test_a_commit_that_was_not_prepared_is_refused(tmp_path):
 
 def test_what_cannot_be_right_is_not_staged(tmp_path):
     store = created(tmp_path)
-    entries = rows(KEYS[[1, 1]], 0, np.arange(2))
+    entries = row_entries(KEYS[[1, 1]], 0, np.arange(2))
     with pytest.raises(InternalError, match="twice"):
         store.reader.stage(int(PLACES[1]), "c", entries, ["f"])
     with pytest.raises(InternalError, match="does not belong"):
@@ -307,14 +307,14 @@ def test_merges_beside_commits_and_lookups(tmp_path):
     store = created(tmp_path)
     for number in range(2, 6):
         commit(store, number, dict.fromkeys(range(40), (0, number)))
-    jobs = store.jobs()
+    jobs = store.due_merges()
     assert jobs
-    assert store.jobs() == []  # under way
+    assert store.due_merges() == []  # under way
     commit(store, 6, dict.fromkeys(range(0, 40, 6), (0, 6)))
     expected = answers(store.reader)
     with ThreadPoolExecutor(2) as pool:
         for merged in pool.map(merging.merge, pickle.loads(pickle.dumps(jobs))):
-            store.swap(merged)
+            store.install_merged(merged)
             assert answers(store.reader) == expected
     assert max(len(runs) for runs in store.manifest.runs) == 2
     assert answers(opened(tmp_path).reader) == expected
@@ -359,13 +359,13 @@ def test_the_former_owner_can_publish_no_more(tmp_path):
 def test_the_former_owner_cannot_write_into_a_new_index(tmp_path):
     zombie = created(tmp_path)
     commit(zombie, 2, {1: (0, 5)})
-    half = create_store(tmp_path, "uuid", {"id": 1}, BUCKETS)
+    half = create_index(tmp_path, "uuid", {"id": 1}, BUCKETS)
     with pytest.raises(Fenced):
-        zombie.advance({}, {}, (), 3, 3, None)
-    half.advance({}, {}, (), 1, 1, None)
+        zombie.publish_state({}, {}, (), 3, 3, None)
+    half.publish_state({}, {}, (), 1, 1, None)
     store = opened(tmp_path)
     with pytest.raises(Fenced):
-        zombie.advance({}, {}, (), 3, 3, None)
+        zombie.publish_state({}, {}, (), 3, 3, None)
     assert answers(store.reader) == {}
 
 
@@ -373,11 +373,11 @@ def test_a_merge_of_the_former_owner_does_not_disturb_a_new_index(tmp_path):
     zombie = created(tmp_path)
     for number in range(2, 6):
         commit(zombie, number, dict.fromkeys(range(40), (0, number)))
-    merged = [merging.merge(job) for job in zombie.jobs()]
+    merged = [merging.merge(job) for job in zombie.due_merges()]
     store = created(tmp_path)
     (tmp_path / merged[0].run.name).write_bytes(b"late")
     with pytest.raises(Fenced):
-        zombie.swap(merged[0])
+        zombie.install_merged(merged[0])
     assert answers(store.reader) == {}
     assert answers(opened(tmp_path).reader) == {}
     assert_tidy(tmp_path)
@@ -414,8 +414,8 @@ def test_a_folder_that_was_deleted_is_not_remembered(tmp_path):
 
 
 def reason(folder, **facts):
-    found = open_store(folder, facts.get("uuid", "uuid"), facts.get("keys", [1]))
-    assert isinstance(found, Unusable)
+    found = open_index(folder, facts.get("uuid", "uuid"), facts.get("keys", [1]))
+    assert isinstance(found, IndexUnusable)
     return found.reason
 
 
@@ -430,7 +430,7 @@ def test_an_index_of_something_else_is_not_used(tmp_path):
 
 def test_a_half_built_index_is_none(tmp_path):
     created(tmp_path)
-    create_store(tmp_path, "uuid", {"id": 1}, BUCKETS)  # and then the process dies
+    create_index(tmp_path, "uuid", {"id": 1}, BUCKETS)  # and then the process dies
     assert reason(tmp_path) == "it was not finished"
 
 
@@ -453,8 +453,8 @@ def test_damage_is_a_reason(tmp_path, pattern, harm):
                 each.unlink()
         path.unlink(missing_ok=True)
     elif harm == "swapped":
-        other = create_store(tmp_path / "b", "other", {"id": 1}, BUCKETS)
-        other.advance({}, {}, (), 1, 1, None)
+        other = create_index(tmp_path / "b", "other", {"id": 1}, BUCKETS)
+        other.publish_state({}, {}, (), 1, 1, None)
         commit(other, 2, {key: (0, key + 1) for key in range(40)}, paths=["other"])
         path.write_bytes(newest(tmp_path / "b", pattern).read_bytes())
     else:
@@ -512,13 +512,13 @@ def compare_lists(folder, changes):
         added = {f"path {number + at}": number + at for at in range(count)}
         number += count
         gone = sorted({each for each in removed if each in truth})
-        lists = add_list(folder, lists, added, gone)
+        lists = append_list(folder, lists, added, gone)
         truth = {k: v for k, v in truth.items() if k not in gone}
         truth |= {value: path for path, value in added.items()}
         files = load_files(folder, lists)
         assert files.numbers.tolist() == sorted(truth)
         assert [files.path(each) for each in truth] == list(truth.values())
-        memory = memory.changed(added, gone)
+        memory = memory.with_changes(added, gone)
         assert memory.numbers.tolist() == sorted(truth)
         assert memory.by_path == files.by_path
         assert files.by_path == {path: value for value, path in truth.items()}
@@ -530,11 +530,11 @@ def compare_lists(folder, changes):
 def test_many_files_cost_a_commit_little(tmp_path):
     """100,000 files: a commit writes a short list, not all of them."""
     (tmp_path / "files").mkdir()
-    lists = add_list(tmp_path, (), {f"s3://bucket/{n:0100d}": n for n in range(100_000)}, ())
+    lists = append_list(tmp_path, (), {f"s3://bucket/{n:0100d}": n for n in range(100_000)}, ())
     written = 0
     for number in range(100_000, 100_050):
         before = set((tmp_path / "files").iterdir())
-        lists = add_list(tmp_path, lists, {f"s3://bucket/{number}": number}, [number - 20])
+        lists = append_list(tmp_path, lists, {f"s3://bucket/{number}": number}, [number - 20])
         written += sum(path.stat().st_size for path in set((tmp_path / "files").iterdir()) - before)
     assert written / 50 < 20_000
     assert len(load_files(tmp_path, lists).numbers) == 100_000
@@ -542,7 +542,7 @@ def test_many_files_cost_a_commit_little(tmp_path):
 
 def test_a_damaged_list_is_refused(tmp_path):
     (tmp_path / "files").mkdir()
-    (ref,) = add_list(tmp_path, (), {"a": 1}, ())
+    (ref,) = append_list(tmp_path, (), {"a": 1}, ())
     with pytest.raises(IndexDamaged, match="checksum"):
         load_files(tmp_path, [replace(ref, crc=1)])
     Path(tmp_path / ref.name).unlink()

@@ -25,9 +25,9 @@ from pyiceberg.types import (
 from icestream.errors import SchemaRefused, TableRefused
 from icestream.index import live_rows, spill
 from icestream.index.build import build
-from icestream.index.entries import concat, rows
-from icestream.index.follow import Followed, catch_up, follow
-from icestream.index.key_index import Unusable
+from icestream.index.entries import concat_entries, row_entries
+from icestream.index.follow import CatchUpResult, follow, open_or_build
+from icestream.index.key_index import IndexUnusable
 from icestream.index.keys import bucket_of, key_hashes
 from icestream.index.tombstones import read_tombstones, tidy_tombstones, write_tombstones
 
@@ -92,7 +92,7 @@ def asked(store, names, hashes):
 
 def caught(table, folder, **options):
     options = {"buckets": BUCKETS, "clock": lambda: NOW} | options
-    return catch_up(table, folder, ["id"], **options)
+    return open_or_build(table, folder, ["id"], **options)
 
 
 # ── building ────────────────────────────────────────────────────────────────────────────────────
@@ -122,8 +122,8 @@ def test_sequences_come_along(table, tmp_path):
 def test_memory_stays_bounded_by_spilling(table, tmp_path, monkeypatch):
     table.append(data(*range(1000)))
     table.append(data(*range(1000, 1500)))
-    monkeypatch.setattr(spill.Spill.__init__, "__defaults__", (64,))
-    monkeypatch.setattr(rows, "_BATCH", 50)
+    monkeypatch.setattr(spill.EntrySpill.__init__, "__defaults__", (64,))
+    monkeypatch.setattr(row_entries, "_BATCH", 50)
     store, built = build(table, tmp_path / "i", ["id"], buckets=BUCKETS)
     assert answers(store, range(1500)) == truth(table)
     assert built.duplicates == 0
@@ -140,7 +140,7 @@ def test_duplicates_are_counted_and_the_last_is_known(table, tmp_path, monkeypat
     path, position = answers(store, [2])[2]
     assert path in last
     assert position == 2
-    monkeypatch.setattr(spill.Spill.__init__, "__defaults__", (1,))
+    monkeypatch.setattr(spill.EntrySpill.__init__, "__defaults__", (1,))
     again, built = build(table, tmp_path / "i", ["id"], buckets=BUCKETS)
     assert (built.rows, built.duplicates) == (6, 2)
     assert answers(again, [2]) == {2: (path, 2)}
@@ -239,7 +239,7 @@ def test_equality_deletes_are_refused(table, tmp_path, monkeypatch):
             return [entry]
 
     with pytest.raises(TableRefused, match="equality deletes"):
-        live_rows.contents(table.io, [Manifest()])
+        live_rows.read_manifests(table.io, [Manifest()])
 
 
 # ── tombstones ──────────────────────────────────────────────────────────────────────────────────
@@ -299,7 +299,9 @@ def test_deletes_that_are_yet_to_come_are_none(table, tmp_path):
         bury(table, 100 + number, when=NOW - 9, commit=f"c{number}", until={"t": {0: number}})
     assert tidy_tombstones(table.location(), NOW * SECOND) == 304
     assert built("e", {"t": {0: 10, 1: 5}}) == {2, 5}
-    kept = concat(list(read_tombstones(table.location(), NOW * SECOND, None, {"t": {0: 10, 1: 5}})))
+    kept = concat_entries(
+        list(read_tombstones(table.location(), NOW * SECOND, None, {"t": {0: 10, 1: 5}}))
+    )
     assert len(kept) == 2 + 11
 
 
@@ -326,7 +328,7 @@ def test_tombstones_by_commit_tidied_and_packed(table):
 
     def ids(**options):
         parts = list(read_tombstones(location, NOW * SECOND, **options))
-        every = concat(parts)
+        every = concat_entries(parts)
         return sorted(zip(every.hash_hi.tolist(), every.position.tolist(), strict=True))
 
     before = ids()
@@ -350,7 +352,7 @@ def test_foreign_appends_are_followed(table, tmp_path):
     table.append(data(*range(50, 60)))
     table.append(data(*range(60, 65)))
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(new=2, rows=15)
+    assert told == CatchUpResult(new=2, rows=15)
     assert str(told) == "followed 2 new, 0 changed and 0 removed files, 15 rows"
     assert answers(store, range(70)) == truth(table)
     assert store.manifest.sequence_number == 3
@@ -361,13 +363,13 @@ def test_a_foreign_append_of_a_key_that_is_there_is_told(table, tmp_path, monkey
     caught(table, tmp_path / "i")
     table.append(data(3, 4, 99, 99))
     _, told = caught(table, tmp_path / "i")
-    assert told == Followed(new=1, rows=4, duplicates=3)
+    assert told == CatchUpResult(new=1, rows=4, duplicates=3)
     assert "4 rows, 3 of them with a key that is there twice" in str(told)
-    monkeypatch.setattr(spill.Spill.__init__, "__defaults__", (1,))
+    monkeypatch.setattr(spill.EntrySpill.__init__, "__defaults__", (1,))
     table.append(data(3, 200))
     table.append(data(201, 200))
     _, told = caught(table, tmp_path / "i")
-    assert told == Followed(new=2, rows=4, duplicates=2)
+    assert told == CatchUpResult(new=2, rows=4, duplicates=2)
 
 
 def test_foreign_overwrites_and_deletes_are_followed(table, tmp_path):
@@ -376,11 +378,11 @@ def test_foreign_overwrites_and_deletes_are_followed(table, tmp_path):
     caught(table, tmp_path / "i")
     table.delete(EqualTo("id", 7))  # copy on write: one file is replaced
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(gone=1, new=1, rows=49)
+    assert told == CatchUpResult(gone=1, new=1, rows=49)
     assert answers(store, range(70)) == truth(table)
     table.overwrite(data(3, 4))
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(gone=2, new=1, rows=2)
+    assert told == CatchUpResult(gone=2, new=1, rows=2)
     assert answers(store, range(70)) == truth(table)
     assert len(store.files.numbers) == 1
 
@@ -405,7 +407,7 @@ def test_an_expired_snapshot_is_no_reason_to_rebuild(table, tmp_path):
     table.append(data(90, 91))
     expire(table, at)
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(gone=1, new=2, rows=11)
+    assert told == CatchUpResult(gone=1, new=2, rows=11)
     assert answers(store, range(100)) == truth(table)
 
     at = table.current_snapshot().snapshot_id
@@ -442,7 +444,7 @@ def test_a_table_that_was_moved_back_is_rebuilt(table, tmp_path):
     assert answers(store, range(5)) == truth(table)
     table.append(data(3))
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(new=1, rows=1)
+    assert told == CatchUpResult(new=1, rows=1)
     assert answers(store, range(5)) == truth(table)
 
 
@@ -453,12 +455,12 @@ def test_what_does_not_fit_is_rebuilt(table, catalog, tmp_path):
     assert str(told) == "rebuilt because there is none yet: 1 files, 2 rows"
     _, told = caught(table, tmp_path / "i", buckets=8)
     assert told.rebuilt == "it has 4 buckets, not 8"
-    store, told = catch_up(table, tmp_path / "i", ["name", "id"], buckets=8)
+    store, told = open_or_build(table, tmp_path / "i", ["name", "id"], buckets=8)
     assert "key columns" in told.rebuilt
     assert list(store.manifest.keys.items()) == [("name", 2), ("id", 1)]
     catalog.drop_table("n.t")
     again = catalog.create_table("n.t", SCHEMA)
-    _, told = catch_up(again, tmp_path / "i", ["name", "id"], buckets=8)
+    _, told = open_or_build(again, tmp_path / "i", ["name", "id"], buckets=8)
     assert "another table" in told.rebuilt
 
 
@@ -477,7 +479,7 @@ def ours(table, store, commit_id, ids, deletes=(), summary=None):
         reader.stage(
             int(bucket),
             commit_id,
-            rows(hashes[places == bucket], 0, np.flatnonzero(places == bucket)),
+            row_entries(hashes[places == bucket], 0, np.flatnonzero(places == bucket)),
             [path],
         )
         for bucket in np.unique(places)
@@ -490,13 +492,13 @@ def test_our_commit_that_landed_before_we_died_is_confirmed(table, tmp_path):
     store, _ = caught(table, tmp_path / "i")
     ours(table, store, "c1", [3, 4, 5])
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(confirmed="c1")
+    assert told == CatchUpResult(confirmed="c1")
     assert str(told) == "confirmed commit c1"
     assert answers(store, range(9)) == truth(table)
     ours(table, store, "c2", [6])
     table.append(data(7))
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(confirmed="c2", new=1, rows=1)
+    assert told == CatchUpResult(confirmed="c2", new=1, rows=1)
     assert answers(store, range(9)) == truth(table)
     assert store.manifest.commit_id == "c2"
 
@@ -509,7 +511,7 @@ def test_our_commit_is_followed_if_its_runs_are_gone(table, tmp_path):
     for name in store.pending().runs:
         (tmp_path / "i" / name).unlink()
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(new=1, rows=3, tombstones=1)
+    assert told == CatchUpResult(new=1, rows=3, tombstones=1)
     assert answers(store, range(10)) == {**truth(table), 8: "deleted"}
 
 
@@ -518,7 +520,9 @@ def test_our_commit_that_did_not_land_is_forgotten(table, tmp_path):
     store, _ = caught(table, tmp_path / "i")
     hashes = key_hashes([pa.array([3])])
     bucket = int(bucket_of(hashes, BUCKETS)[0])
-    name = store.reader.stage(bucket, "c1", rows(hashes, 0, np.arange(1)), ["file://nowhere"])
+    name = store.reader.stage(
+        bucket, "c1", row_entries(hashes, 0, np.arange(1)), ["file://nowhere"]
+    )
     store.prepare("c1", [name])
     store, told = caught(table, tmp_path / "i")
     assert str(told) == "nothing to follow"
@@ -534,7 +538,7 @@ def test_damage_met_on_the_way_is_a_reason(table, tmp_path):
     table.append(data(3), snapshot_properties={"icestream.commit-id": "c1"})
     (tmp_path / "i" / store.manifest.runs[0][0].name).unlink()
     told = follow(store, table, clock=lambda: NOW)
-    assert isinstance(told, Unusable)
+    assert isinstance(told, IndexUnusable)
     store, told = caught(table, tmp_path / "i")
     assert "damaged" in told.rebuilt
     assert answers(store, range(9)) == {**truth(table), 5: "deleted"}
@@ -547,5 +551,5 @@ def test_any_snapshot_can_be_asked_for(table, tmp_path):
     store, _ = caught(table, tmp_path / "i", snapshot=first)
     assert set(answers(store, range(4))) == {1}
     store, told = caught(table, tmp_path / "i")
-    assert told == Followed(new=1, rows=1)
+    assert told == CatchUpResult(new=1, rows=1)
     assert set(answers(store, range(4))) == {1, 2}

@@ -8,12 +8,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from icestream.errors import SchemaRefused
-from icestream.formats import Decoded
+from icestream.formats import DecodedBatch
 from icestream.formats.debezium import DebeziumFormat
 from icestream.formats.json import JsonFormat
 from icestream.formats.sequence import encode_sequence
 from icestream.records import RECORDS
-from icestream.upsert.change_rules import Terms, hidden_fields, judged
+from icestream.upsert.change_rules import ChangeRules, apply_change_rules, order_only_fields
 
 ROW = (NestedField(1, "id", LongType()), NestedField(2, "v", LongType()))
 META = StructType(NestedField(4, "version", LongType()), NestedField(5, "by", StringType()))
@@ -28,11 +28,11 @@ def records(*values):
     return pa.RecordBatch.from_pylist(rows, schema=RECORDS)
 
 
-def judge(record_format, given, schema, *sequence_by, **more) -> Decoded:
-    hidden = hidden_fields(sequence_by, schema, record_format)
+def judge(record_format, given, schema, *sequence_by, **more) -> DecodedBatch:
+    hidden = order_only_fields(sequence_by, schema, record_format)
     decoded = record_format.decode(given, Schema(*schema.fields, *hidden), "ignore")
-    terms = Terms(("id",), sequence_by, **more)
-    return judged(given, decoded, terms, [each.name for each in hidden])
+    terms = ChangeRules(("id",), sequence_by, **more)
+    return apply_change_rules(given, decoded, terms, [each.name for each in hidden])
 
 
 def event(key, op="u", **source):

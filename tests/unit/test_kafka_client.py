@@ -15,8 +15,8 @@ from confluent_kafka import OFFSET_INVALID, KafkaError
 
 from icestream.errors import ConfigError, Unreachable
 from icestream.sources.kafka import client
-from icestream.sources.kafka.causes import Causes
-from icestream.sources.kafka.client import Cluster
+from icestream.sources.kafka.causes import ClientErrors
+from icestream.sources.kafka.client import KafkaAdmin
 from icestream.sources.kafka.properties import SECRETS, librdkafka
 
 SECRET = "CANARY-5f3a"
@@ -169,14 +169,14 @@ def test_sasl_needs_a_mechanism_and_a_login(missing: str) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, store: str) -> None:
     key, path = f"kafka.ssl.{store}.location", str(tmp_path / "x.pem")
     with pytest.raises(ConfigError) as raised:
-        Cluster("b:1", {"kafka.security.protocol": "SSL", key: path})
+        KafkaAdmin("b:1", {"kafka.security.protocol": "SSL", key: path})
     assert raised.value.what == f"`{key}`: {path}: no such file or directory"
 
 
 def test_a_key_that_librdkafka_does_not_accept_is_not_shown() -> None:
     options = {"kafka.security.protocol": "SSL", "kafka.ssl.keystore.key": SECRET}
     with pytest.raises(ConfigError, match="does not accept its settings") as raised:
-        Cluster("b:1", options)
+        KafkaAdmin("b:1", options)
     assert SECRET not in f"{raised.value.what} {raised.value.hint}"
 
 
@@ -259,29 +259,29 @@ CAUSES = {
 }
 
 
-def heard(code: int, text: str) -> Causes:
-    causes = Causes({"bootstrap.servers": "b:1", "sasl.password": SECRET}, SECRETS)
+def heard(code: int, text: str) -> ClientErrors:
+    causes = ClientErrors({"bootstrap.servers": "b:1", "sasl.password": SECRET}, SECRETS)
     causes.error(KafkaError(code, text))
     return causes
 
 
 @pytest.mark.parametrize("text, line", CAUSES.values(), ids=CAUSES)
 def test_causes_in_one_line(text: str, line: str) -> None:
-    found = heard(KafkaError._TRANSPORT, text).unreachable(10)
+    found = heard(KafkaError._TRANSPORT, text).as_unreachable(10)
     assert (found.what, found.exit_code) == (line, 69)
 
 
 def test_some_causes_are_only_logged() -> None:
-    causes = Causes({"bootstrap.servers": "b:1"}, SECRETS)
-    assert causes.unreachable(10).what == "Kafka does not answer within 10 s"
+    causes = ClientErrors({"bootstrap.servers": "b:1"}, SECRETS)
+    assert causes.as_unreachable(10).what == "Kafka does not answer within 10 s"
     line = "[thrd:a:1/bootstrap]: a:1/bootstrap: Disconnected: connection closed by peer (after 5ms"
     causes.log(20, "%s [%s] %s", "FAIL", "rdkafka#producer-1", line)
     causes.log(20, "%s [%s] %s", "CONFWARN", "rdkafka#producer-1", "[thrd:app]: whatever")
-    assert causes.unreachable(10).what == (
+    assert causes.as_unreachable(10).what == (
         "Kafka broker a:1: it closes the connection, as it does on a port that expects TLS or SASL"
     )
     causes.clear()
-    assert causes.unreachable(10).what == "Kafka does not answer within 10 s"
+    assert causes.as_unreachable(10).what == "Kafka does not answer within 10 s"
 
 
 def test_when_waiting_is_hopeless() -> None:
@@ -294,18 +294,20 @@ def test_when_waiting_is_hopeless() -> None:
     assert [denied.is_hopeless(at) for at in (0.1, 3)] == [False, True]
     denied.error(down)
     assert denied.is_hopeless(0.1)
-    denied.begin()  # a new request has a chance
+    denied.start_request()  # a new request has a chance
     assert not denied.is_hopeless(0.1)
 
 
 def test_refusals() -> None:
-    causes = Causes({"bootstrap.servers": "b:1"}, SECRETS)
+    causes = ClientErrors({"bootstrap.servers": "b:1"}, SECRETS)
     denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    assert causes.refused(denied, "topic `a`", 1).what == "topic `a`: not authorized"
+    assert causes.as_refused(denied, "topic `a`", 1).what == "topic `a`: not authorized"
     unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-    assert causes.refused(unknown, "topic `a`", 1).what == "topic `a`: unknown topic or partition"
+    assert (
+        causes.as_refused(unknown, "topic `a`", 1).what == "topic `a`: unknown topic or partition"
+    )
     late = KafkaError(KafkaError._TIMED_OUT)
-    assert causes.refused(late, "topic `a`", 10).what == "Kafka does not answer within 10 s"
+    assert causes.as_refused(late, "topic `a`", 10).what == "Kafka does not answer within 10 s"
 
 
 # ── no cluster there ─────────────────────────────────────────────────────────────────────────────
@@ -336,7 +338,7 @@ def test_a_closed_port_is_told_soon_and_quietly(
     ask: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with listening(accepts=False) as address:
-        cluster = Cluster(address, {})
+        cluster = KafkaAdmin(address, {})
         begin = time.monotonic()
         with pytest.raises(Unreachable) as raised:
             ask(cluster)
@@ -352,7 +354,7 @@ def test_a_closed_port_is_told_soon_and_quietly(
 def test_a_silent_port_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "REQUEST_SECONDS", 1.0)
     with listening(accepts=True) as address:
-        cluster = Cluster(address, {})
+        cluster = KafkaAdmin(address, {})
         with pytest.raises(Unreachable, match="Kafka does not answer within 1 s"):
             cluster.describe(["a"])
         cluster.close()
@@ -369,7 +371,7 @@ def test_two_threads_may_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raised.append(error.what)
 
     with listening(accepts=False) as address:
-        cluster = Cluster(address, {})
+        cluster = KafkaAdmin(address, {})
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -380,7 +382,7 @@ def test_two_threads_may_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_asked_for_nothing() -> None:
-    cluster = Cluster("127.0.0.1:1", {})
+    cluster = KafkaAdmin("127.0.0.1:1", {})
     assert cluster.describe([]) == {}
     assert cluster.earliest({}) == {}
     assert cluster.latest({"a": []}) == {"a": {}}
@@ -410,14 +412,14 @@ class Answering:
 
 def test_an_offset_that_nobody_gave_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What librdkafka gives, without an error, when the connection breaks under the request."""
-    with closing(Cluster("127.0.0.1:1", {})) as cluster:
+    with closing(KafkaAdmin("127.0.0.1:1", {})) as cluster:
         monkeypatch.setattr(cluster, "_admin", Answering(OFFSET_INVALID, OFFSET_INVALID, 7))
         assert cluster.latest({"t": [0]}) == {"t": {0: 7}}
 
 
 def test_no_offset_is_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "REQUEST_SECONDS", 0.3)
-    with closing(Cluster("127.0.0.1:1", {})) as cluster:
+    with closing(KafkaAdmin("127.0.0.1:1", {})) as cluster:
         monkeypatch.setattr(cluster, "_admin", Answering(OFFSET_INVALID))
         with pytest.raises(Unreachable):
             cluster.latest({"t": [0]})

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.sources import Losses
-from icestream.sources.kafka.loss import Log, losses
+from icestream.sources import LossReport
+from icestream.sources.kafka.loss import LogBounds, losses
 from icestream.tables.marker import Loss
 
 ID, OTHER = "id-1", "id-2"
@@ -13,7 +13,7 @@ ID, OTHER = "id-1", "id-2"
 
 def log(earliest, latest, ids=None):
     """By default every topic still has its first id."""
-    return Log(dict.fromkeys(earliest, ID) if ids is None else ids, earliest, latest)
+    return LogBounds(dict.fromkeys(earliest, ID) if ids is None else ids, earliest, latest)
 
 
 def retention(topic, partition, start, stop):
@@ -275,7 +275,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_losses(case):
     reached, known_ids, seen, lost, resume, ids = CASES[case]
-    assert losses(reached, known_ids, seen) == Losses(tuple(lost), resume, ids)
+    assert losses(reached, known_ids, seen) == LossReport(tuple(lost), resume, ids)
 
 
 OFFSETS = st.integers(0, 9)
@@ -293,7 +293,7 @@ def logs(draw):
         topic: {n: at + draw(OFFSETS) for n, at in partitions.items()}
         for topic, partitions in earliest.items()
     }
-    return Log(ids, earliest, latest)
+    return LogBounds(ids, earliest, latest)
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def test_whoever_goes_on_where_he_is_told_has_lost_nothing_more(reached, known_i
     assert set(found.stream_ids) <= set(found.resume)
     after = {s: at for s, at in reached.items() if s not in hurt} | dict(found.resume)
     ids = {s: one for s, one in known_ids.items() if s not in hurt} | dict(found.stream_ids)
-    assert losses(after, ids, seen) == Losses()
+    assert losses(after, ids, seen) == LossReport()
 
 
 @settings(max_examples=300)

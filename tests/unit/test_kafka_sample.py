@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from icestream.sources.kafka import sample as module
-from icestream.sources.kafka.sample import Sample
+from icestream.sources.kafka.sample import SampleConsumer
 
 
 class Record:
@@ -78,7 +78,7 @@ def test_portions_leave_nothing_out(monkeypatch, portion, chosen):
     begin = {"t": dict.fromkeys(chosen, 0)}
     ends = {"t": {number: SIZES[number] for number in chosen}}
     found = {number: [] for number in chosen}
-    with Sample({}, begin, ends) as sample:
+    with SampleConsumer({}, begin, ends) as sample:
         while rows := [row for batch in sample.batches(portion) for row in batch.to_pylist()]:
             assert len(rows) <= portion
             for row in rows:

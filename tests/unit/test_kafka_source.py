@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from icestream.commit.protocol import Range
+from icestream.commit.protocol import PositionRange
 from icestream.config.kafka import OAUTH_HANDLER
-from icestream.config.options.source import KafkaSource as Options
+from icestream.config.options.source import KafkaSourceOptions
 from icestream.errors import Unreachable
-from icestream.sources import Losses, source_for
+from icestream.sources import LossReport, source_for
 from icestream.sources.kafka import watch
 from icestream.sources.kafka.source import KafkaSource, java_pattern
-from icestream.sources.kafka.watch import Ends
+from icestream.sources.kafka.watch import EndOffsetWatcher
 from icestream.tables.marker import Loss
 
 
@@ -24,7 +24,7 @@ def source(**facts):
     known = {"type": "kafka", "bootstrap_servers": "b:1"}
     if "topic_pattern" not in facts:
         known["topics"] = ["a", "b"]
-    return source_for(Options.model_validate({**known, **facts}))
+    return source_for(KafkaSourceOptions.model_validate({**known, **facts}))
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def test_patterns_for_java(case):
     [(1, 2, 1), (50_000, 2, 1), (50_001, 2, 2), (10**7, 2, 4), (10**7, 8, 16)],
 )
 def test_a_batch_has_as_many_tasks_as_it_is_worth(moved, cores, tasks):
-    batch = Range({"a": {0: 10, 1: 5}}, {"a": {0: 10, 1: 5 + moved}})
-    assert source().tasks(batch, cores) == tasks
+    batch = PositionRange({"a": {0: 10, 1: 5}}, {"a": {0: 10, 1: 5 + moved}})
+    assert source().max_tasks(batch, cores) == tasks
 
 
 # ── which topics ────────────────────────────────────────────────────────────────────────────────
@@ -81,13 +81,13 @@ def test_a_batch_has_as_many_tasks_as_it_is_worth(moved, cores, tasks):
 def test_topics_of_a_range_are_those_that_moved():
     one = source()
     start = {"a": {0: 5, 1: 7}, "b": {0: 3}, "still": {0: 4}}
-    assert one.topics(Range(start, start)) == []
+    assert one.topics(PositionRange(start, start)) == []
     stop = {"a": {0: 5, 1: 8}, "b": {0: 3}, "still": {0: 4}, "new": {0: 0}}
-    assert one.topics(Range(start, stop)) == ["a", "new"]
+    assert one.topics(PositionRange(start, stop)) == ["a", "new"]
     more = {"a": {0: 5, 1: 7}, "b": {0: 3, 1: 0}, "still": {0: 4}}
-    assert one.topics(Range(start, more)) == ["b"]  # a partition came up
-    assert one.topics(Range({}, {"a": {0: 0}})) == ["a"]
-    assert one.topics(Range(start, {})) == []
+    assert one.topics(PositionRange(start, more)) == ["b"]  # a partition came up
+    assert one.topics(PositionRange({}, {"a": {0: 0}})) == ["a"]
+    assert one.topics(PositionRange(start, {})) == []
 
 
 def test_known_topics(shop):
@@ -100,10 +100,10 @@ def test_known_topics(shop):
 def test_a_start_is_of_all_topics_that_exist(shop):
     one = source(topics=["a", "missing"])
     ids = {"a": "id-a"}
-    start = one.resolve("earliest")
+    start = one.resolve_start("earliest")
     assert (start.positions, start.stream_ids) == ({"a": {0: 5, 1: 0}}, ids)
-    assert one.resolve("latest").positions == {"a": {0: 9, 1: 3}}
-    assert one.resolve(datetime(2020, 1, 1, tzinfo=UTC)).positions == {"a": {0: 9, 1: 3}}
+    assert one.resolve_start("latest").positions == {"a": {0: 9, 1: 3}}
+    assert one.resolve_start(datetime(2020, 1, 1, tzinfo=UTC)).positions == {"a": {0: 9, 1: 3}}
     assert "at 2020" in shop.asked
 
 
@@ -135,23 +135,23 @@ def test_ids_of_what_is_asked_for(shop):
 def test_losses_of_what_is_read(shop):
     one = source()
     ids = {"a": "id-a", "b": "id-b", "c": "another"}
-    assert one.losses({"a": {0: 5, 1: 3}, "b": {0: 2}}, ids) == Losses()
+    assert one.losses({"a": {0: 5, 1: 3}, "b": {0: 2}}, ids) == LossReport()
     # An open transaction lies between the stable end and the end of the log: nothing is lost.
-    assert one.losses({"a": {0: 9, 1: 4}}, ids) == Losses()
-    assert one.losses({"a": {0: 4, 1: 5}, "b": {0: 2}}, ids) == Losses(
+    assert one.losses({"a": {0: 9, 1: 4}}, ids) == LossReport()
+    assert one.losses({"a": {0: 4, 1: 5}, "b": {0: 2}}, ids) == LossReport(
         (Loss("retention", "a", 0, 4, 5), Loss("truncated", "a", 1, 4, 5)),
         {"a": {0: 5, 1: 4}},
         {"a": "id-a"},
     )
     # A topic that the file does not name any more is not looked at.
-    assert one.losses({"c": {0: 0}, "gone": {0: 7}}, ids) == Losses()
+    assert one.losses({"c": {0: 0}, "gone": {0: 7}}, ids) == LossReport()
     found = source(topic_pattern="[a-c]").losses({"c": {0: 1}, "gone": {0: 7}}, ids)
-    assert found == Losses((Loss("recreated", "c", 0, 1, None),), {"c": {0: 0}}, {"c": "id-c"})
+    assert found == LossReport((Loss("recreated", "c", 0, 1, None),), {"c": {0: 0}}, {"c": "id-c"})
 
 
 def test_a_deleted_topic_is_lost(shop):
     del shop.topics["b"]
-    assert source().losses({"a": {0: 9}, "b": {0: 2}}, {}) == Losses(
+    assert source().losses({"a": {0: 9}, "b": {0: 2}}, {}) == LossReport(
         (Loss("deleted", "b", 0, 2, None),)
     )
 
@@ -280,22 +280,22 @@ def quick(monkeypatch):
 
 def test_ends_follow_the_log_and_what_comes_up(cluster, quick):
     cluster.put("a", p0=(0, 5))
-    ends = Ends(cluster, {"a": [0]})
+    ends = EndOffsetWatcher(cluster, {"a": [0]})
     try:
-        assert soon(lambda: ends.behind({"a": {0: 1}}) == {"a": {0: 4}})
+        assert soon(lambda: ends.records_behind({"a": {0: 1}}) == {"a": {0: 4}})
         cluster.put("a", p0=(0, 9), p1=(0, 7))
         cluster.put("new", p3=(0, 2))
         reached = {"a": {0: 1, 1: 1}, "new": {3: 0}}
-        assert soon(lambda: ends.behind(reached) == {"a": {0: 8, 1: 6}, "new": {3: 2}})
+        assert soon(lambda: ends.records_behind(reached) == {"a": {0: 8, 1: 6}, "new": {3: 2}})
     finally:
         ends.close()
 
 
 def test_a_broker_that_does_not_answer_leaves_the_last_answer(cluster, quick):
     cluster.put("a", p0=(0, 5))
-    ends = Ends(cluster, {"a": [0]})
+    ends = EndOffsetWatcher(cluster, {"a": [0]})
     try:
-        assert soon(lambda: ends.behind({"a": {0: 1}}) == {"a": {0: 4}})
+        assert soon(lambda: ends.records_behind({"a": {0: 1}}) == {"a": {0: 4}})
         calls = []
 
         def silent(partitions):
@@ -304,10 +304,10 @@ def test_a_broker_that_does_not_answer_leaves_the_last_answer(cluster, quick):
 
         answer, cluster.latest = cluster.latest, silent
         assert soon(lambda: len(calls) > 3)
-        assert ends.behind({"a": {0: 2}}) == {"a": {0: 3}}
+        assert ends.records_behind({"a": {0: 2}}) == {"a": {0: 3}}
         cluster.latest = answer
         cluster.put("a", p0=(0, 8))
-        assert soon(lambda: ends.behind({"a": {0: 2}}) == {"a": {0: 6}})
+        assert soon(lambda: ends.records_behind({"a": {0: 2}}) == {"a": {0: 6}})
     finally:
         ends.close()
 
@@ -318,10 +318,10 @@ def test_commits_that_bring_new_topics_do_not_end_the_watch(cluster, monkeypatch
     cluster.latest = lambda partitions: {}
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    ends = Ends(cluster, {f"topic {n}": range(20) for n in range(200)})
+    ends = EndOffsetWatcher(cluster, {f"topic {n}": range(20) for n in range(200)})
     try:
         for n in range(3000):
-            ends.behind({f"new {n}": {0: 0}})
+            ends.records_behind({f"new {n}": {0: 0}})
         assert ends._thread.is_alive()
     finally:
         sys.setswitchinterval(before)

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from icestream.errors import SourceChanged
 from icestream.sources import ledger as ledgers
-from icestream.sources.ledger import FOLDER, Ledger, Split, longest, restore, store
+from icestream.sources.ledger import (
+    FOLDER,
+    Ledger,
+    Split,
+    longest_ledger,
+    restore_ledger,
+    store_list,
+)
 
 
 def splits(count, name="f"):
@@ -21,55 +28,58 @@ def lines(location, name):
 
 def test_a_list_comes_back(tmp_path):
     whole = Ledger(splits(5))
-    name = store(whole, 5, str(tmp_path), "c1", None)
-    back = restore(str(tmp_path), name, 5)
+    name = store_list(whole, 5, str(tmp_path), "c1", None)
+    back = restore_ledger(str(tmp_path), name, 5)
     assert back.splits == whole.splits
     assert back.digest(5) == whole.digest(5)
     assert "c1" in name
 
 
 def test_only_the_part_that_a_table_has_reached_is_stored(tmp_path):
-    name = store(Ledger(splits(5)), 3, str(tmp_path), "c1", None)
-    assert restore(str(tmp_path), name, 3).splits == splits(3)
+    name = store_list(Ledger(splits(5)), 3, str(tmp_path), "c1", None)
+    assert restore_ledger(str(tmp_path), name, 3).splits == splits(3)
 
 
 def test_an_empty_list(tmp_path):
-    assert len(restore(str(tmp_path), store(Ledger(), 0, str(tmp_path), "c1", None), 0)) == 0
-    assert len(restore(str(tmp_path), None, 0)) == 0
+    assert (
+        len(restore_ledger(str(tmp_path), store_list(Ledger(), 0, str(tmp_path), "c1", None), 0))
+        == 0
+    )
+    assert len(restore_ledger(str(tmp_path), None, 0)) == 0
 
 
 def test_a_marker_without_a_list_knows_nothing(tmp_path):
     with pytest.raises(SourceChanged):
-        restore(str(tmp_path), None, 3)
+        restore_ledger(str(tmp_path), None, 3)
 
 
 def test_only_what_came_since_is_written(tmp_path):
     whole = Ledger(splits(9))
-    one = store(whole, 4, str(tmp_path), "c1", None)
-    two = store(whole, 4, str(tmp_path), "c2", one)  # a commit that took nothing
-    three = store(whole, 9, str(tmp_path), "c3", two)
+    one = store_list(whole, 4, str(tmp_path), "c1", None)
+    two = store_list(whole, 4, str(tmp_path), "c2", one)  # a commit that took nothing
+    three = store_list(whole, 9, str(tmp_path), "c3", two)
     assert [len(lines(tmp_path, name)) - 1 for name in (one, two, three)] == [4, 0, 5]
     for name, count in ((one, 4), (two, 4), (three, 9)):
-        assert restore(str(tmp_path), name, count).splits == splits(count)
+        assert restore_ledger(str(tmp_path), name, count).splits == splits(count)
 
 
 def test_after_64_links_the_whole_is_written_again(tmp_path):
     whole, name, sizes = Ledger(splits(140)), None, []
     for count in range(1, 131):
-        name = store(whole, count, str(tmp_path), f"c{count}", name)
+        name = store_list(whole, count, str(tmp_path), f"c{count}", name)
         sizes.append(len(lines(tmp_path, name)) - 1)
         if count in (63, 64, 65, 66, 128, 129, 130):
-            assert restore(str(tmp_path), name, count).splits == whole.splits[:count]
+            assert restore_ledger(str(tmp_path), name, count).splits == whole.splits[:count]
     assert sizes == [1] * 64 + [65] + [1] * 63 + [129, 1]
 
 
 def test_a_table_that_is_behind_its_own_list_starts_anew(tmp_path):
     """A commit that did not land left a longer list behind; nobody refers to it."""
     whole = Ledger(splits(9))
-    far = store(whole, 9, str(tmp_path), "c1", None)
-    name = store(whole, 5, str(tmp_path), "c2", far)
+    far = store_list(whole, 9, str(tmp_path), "c1", None)
+    name = store_list(whole, 5, str(tmp_path), "c2", far)
     assert lines(tmp_path, name)[0]["previous"] is None
-    assert restore(str(tmp_path), name, 5).splits == splits(5)
+    assert restore_ledger(str(tmp_path), name, 5).splits == splits(5)
 
 
 @settings(max_examples=30)
@@ -79,11 +89,11 @@ def test_any_chain_gives_the_prefix(tmp_path_factory, steps, data):
     whole, count, name = Ledger(splits(60)), 0, None
     for number, step in enumerate(steps):
         count += step
-        name = store(whole, count, location, f"c{number}", name)
-    assert restore(location, name, count).splits == whole.splits[:count]
+        name = store_list(whole, count, location, f"c{number}", name)
+    assert restore_ledger(location, name, count).splits == whole.splits[:count]
     wrong = data.draw(st.integers(0, 60).filter(lambda one: one != count))
     with pytest.raises(SourceChanged):
-        restore(location, name, wrong)
+        restore_ledger(location, name, wrong)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
@@ -153,45 +163,45 @@ DAMAGES = [
 @pytest.mark.parametrize("which", ["newest", "oldest"])
 def test_damage_is_seen(tmp_path, damage, which):
     whole = Ledger(splits(6))
-    one = store(whole, 3, str(tmp_path), "c1", None)
-    two = store(whole, 6, str(tmp_path), "c2", one)
+    one = store_list(whole, 3, str(tmp_path), "c1", None)
+    two = store_list(whole, 6, str(tmp_path), "c2", one)
     if which == "newest":
-        one = two = store(whole, 6, str(tmp_path), "c3", None)
+        one = two = store_list(whole, 6, str(tmp_path), "c3", None)
     damage(tmp_path / FOLDER / one)
     with pytest.raises(SourceChanged, match="missing or damaged"):
-        restore(str(tmp_path), two, 6)
+        restore_ledger(str(tmp_path), two, 6)
 
 
 @pytest.mark.parametrize("damage", [_gone, _emptied, _not_text, _without_header])
 def test_nothing_is_added_to_a_damaged_list(tmp_path, damage):
     whole = Ledger(splits(6))
-    one = store(whole, 3, str(tmp_path), "c1", None)
+    one = store_list(whole, 3, str(tmp_path), "c1", None)
     damage(tmp_path / FOLDER / one)
     with pytest.raises(SourceChanged, match="missing or damaged"):
-        store(whole, 6, str(tmp_path), "c2", one)
+        store_list(whole, 6, str(tmp_path), "c2", one)
 
 
 def test_a_link_that_is_not_ours_is_seen(tmp_path):
     """The chain hangs together by numbers, yet the entries are others."""
-    one = store(Ledger(splits(3, "x")), 3, str(tmp_path), "c1", None)
-    two = store(Ledger(splits(6)), 6, str(tmp_path), "c2", one)
+    one = store_list(Ledger(splits(3, "x")), 3, str(tmp_path), "c1", None)
+    two = store_list(Ledger(splits(6)), 6, str(tmp_path), "c2", one)
     with pytest.raises(SourceChanged):
-        restore(str(tmp_path), two, 6)
+        restore_ledger(str(tmp_path), two, 6)
 
 
 def test_longest():
     short, long = Ledger(splits(2)), Ledger(splits(5))
-    assert longest([short, long, Ledger()]) is long
-    assert len(longest([])) == 0
+    assert longest_ledger([short, long, Ledger()]) is long
+    assert len(longest_ledger([])) == 0
     for others in ([long, Ledger(splits(2, "x"))], [Ledger(splits(1, "x")), long, short]):
         with pytest.raises(SourceChanged, match="different files"):
-            longest(others)
+            longest_ledger(others)
 
 
 def test_a_location_may_hold_anything(tmp_path):
     location = f"file://{tmp_path}/a b%20c"
-    name = store(Ledger(splits(1)), 1, location, "c1", None)
-    assert restore(location, name, 1).splits == splits(1)
+    name = store_list(Ledger(splits(1)), 1, location, "c1", None)
+    assert restore_ledger(location, name, 1).splits == splits(1)
     assert (tmp_path / "a b%20c" / FOLDER / name).exists()
 
 

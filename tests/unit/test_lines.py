@@ -15,7 +15,7 @@ from icestream.errors import SourceChanged
 from icestream.records import RECORDS
 from icestream.sources import lines
 from icestream.sources.ledger import Split
-from icestream.sources.lines import LineReader, cut
+from icestream.sources.lines import LineReader, cut_into_splits
 
 BOM = b"\xef\xbb\xbf"
 
@@ -80,7 +80,7 @@ def test_every_cut_gives_the_whole_file(tmp_path_factory, text, split, chunk, mo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "_SPLIT_BYTES", split)
         patch.setattr(lines, "_CHUNK_BYTES", chunk)
-        splits = cut(folder, seen(folder, path), most)
+        splits = cut_into_splits(folder, seen(folder, path), most)
         records = [read(folder, [each]) for each in splits]
     assert [row for part in records for row in part] == expected(text)
     # Splits lie side by side from 0 to the end, each ends at a line end or at the end.
@@ -101,7 +101,7 @@ def test_every_cut_gives_the_whole_file(tmp_path_factory, text, split, chunk, mo
 def test_a_split_is_not_larger_than_it_must_be(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "_SPLIT_BYTES", 10)
     (tmp_path / "f").write_bytes(b"123\n" * 10)
-    splits = cut(tmp_path, seen(tmp_path, "f"), 1000)
+    splits = cut_into_splits(tmp_path, seen(tmp_path, "f"), 1000)
     assert [each.stop - each.start for each in splits] == [12, 12, 12, 4]
     assert [each.lines for each in splits] == [3, 3, 3, 1]
 
@@ -109,21 +109,26 @@ def test_a_split_is_not_larger_than_it_must_be(tmp_path, monkeypatch):
 def test_splits_can_be_read_together_and_out_of_order(tmp_path):
     (tmp_path / "f").write_bytes(b"a\nbb\nccc\n")
     (tmp_path / "g").write_bytes(b"d\n")
-    whole = [*cut(tmp_path, seen(tmp_path, "f"), 1), *cut(tmp_path, seen(tmp_path, "g"), 1)]
+    whole = [
+        *cut_into_splits(tmp_path, seen(tmp_path, "f"), 1),
+        *cut_into_splits(tmp_path, seen(tmp_path, "g"), 1),
+    ]
     assert read(tmp_path, [whole[2], whole[3], whole[0]]) == [(5, b"ccc"), (0, b"d"), (0, b"a")]
 
 
 def test_records_carry_the_time_of_the_file(tmp_path):
     (tmp_path / "f").write_bytes(b"a\n")
     os.utime(tmp_path / "f", ns=(0, 1_700_000_000_123_456_789))
-    order = json.dumps([astuple(each) for each in cut(tmp_path, seen(tmp_path, "f"), 9)])
+    order = json.dumps(
+        [astuple(each) for each in cut_into_splits(tmp_path, seen(tmp_path, "f"), 9)]
+    )
     (batch,) = LineReader(str(tmp_path)).read(iter([pa.record_batch({"work": [order]})]))
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_700_000_000_123_456]
 
 
 def test_bytes_that_are_no_text_pass_through(tmp_path):
     (tmp_path / "f").write_bytes(b"\xff\xfe\x00x\n\x80\n")
-    assert read(tmp_path, cut(tmp_path, seen(tmp_path, "f"), 9)) == [
+    assert read(tmp_path, cut_into_splits(tmp_path, seen(tmp_path, "f"), 9)) == [
         (0, b"\xff\xfe\x00x"),
         (5, b"\x80"),
     ]
@@ -131,12 +136,15 @@ def test_bytes_that_are_no_text_pass_through(tmp_path):
 
 def test_an_empty_packed_file_has_no_split(tmp_path):
     (tmp_path / "f.gz").write_bytes(gzip.compress(b"", mtime=0))
-    assert cut(tmp_path, seen(tmp_path, "f.gz"), 9) == []
+    assert cut_into_splits(tmp_path, seen(tmp_path, "f.gz"), 9) == []
 
 
 def test_packed_members_are_read_to_the_end(tmp_path):
     (tmp_path / "f.gz").write_bytes(gzip.compress(b"a\n", mtime=0) + gzip.compress(b"b\n"))
-    assert read(tmp_path, cut(tmp_path, seen(tmp_path, "f.gz"), 9)) == [(0, b"a"), (2, b"b")]
+    assert read(tmp_path, cut_into_splits(tmp_path, seen(tmp_path, "f.gz"), 9)) == [
+        (0, b"a"),
+        (2, b"b"),
+    ]
 
 
 # ── files that contradict what was planned ──────────────────────────────────────────────────────
@@ -145,7 +153,7 @@ def test_packed_members_are_read_to_the_end(tmp_path):
 @pytest.fixture
 def planned(tmp_path):
     (tmp_path / "f").write_bytes(b"a\nb\n")
-    return tmp_path, cut(tmp_path, seen(tmp_path, "f"), 9)
+    return tmp_path, cut_into_splits(tmp_path, seen(tmp_path, "f"), 9)
 
 
 def test_a_file_that_grew(planned):
@@ -183,7 +191,7 @@ def test_a_file_that_changes_under_our_hands(planned, monkeypatch):
 
 def test_a_file_that_vanishes_before_it_is_cut(tmp_path):
     with pytest.raises(SourceChanged, match="gone"):
-        cut(tmp_path, SimpleNamespace(path="f", size=1, mtime_ns=1), 9)
+        cut_into_splits(tmp_path, SimpleNamespace(path="f", size=1, mtime_ns=1), 9)
 
 
 WHOLE = gzip.compress(b"".join(b"line %d\n" % at for at in range(5000)), mtime=0)
@@ -204,7 +212,7 @@ WHOLE = gzip.compress(b"".join(b"line %d\n" % at for at in range(5000)), mtime=0
 def test_a_broken_packed_file(tmp_path, content):
     (tmp_path / "f.gz").write_bytes(content)
     with pytest.raises(SourceChanged, match="gzip"):
-        cut(tmp_path, seen(tmp_path, "f.gz"), 9)
+        cut_into_splits(tmp_path, seen(tmp_path, "f.gz"), 9)
     file = seen(tmp_path, "f.gz")
     whole = Split(file.path, file.size, file.mtime_ns, 0, 10**6, 0)
     with pytest.raises(SourceChanged, match="gzip"):

@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from icestream.catalogs.local import FILE, LocalCatalog
-from icestream.config.options.catalog import LocalCatalog as Options
+from icestream.config.options.catalog import LocalCatalogOptions
 from icestream.errors import Unreachable
 
 
 def catalog(folder):
-    return LocalCatalog(Options(warehouse=str(folder)))
+    return LocalCatalog(LocalCatalogOptions(warehouse=str(folder)))
 
 
 def test_a_new_file_is_waited_for(tmp_path):

@@ -10,7 +10,7 @@ from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
 from icestream.config.load import load
 from icestream.events import MaintenanceFinished, MaintenanceProgress
-from icestream.maintain.action import Kind
+from icestream.maintain.action import ActionKind
 from icestream.observe.history import History
 from icestream.tables.marker import Marker, property_name, summary
 
@@ -57,7 +57,7 @@ def call(path, capsys):
 
 
 def test_every_action_of_the_policy_can_be_named():
-    assert set(entry._KINDS) == {kind.value for kind in Kind}
+    assert set(entry._KINDS) == {kind.value for kind in ActionKind}
 
 
 @pytest.mark.usefixtures("orders")

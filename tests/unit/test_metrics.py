@@ -23,9 +23,9 @@ from icestream.write.metrics import (
     low_text,
 )
 from icestream.write.modes import FULL, modes
-from icestream.write.sort import Order
+from icestream.write.sort import SortOrder
 
-UNSORTED = Order.parse('{"order-id": 0, "fields": []}')
+UNSORTED = SortOrder.parse('{"order-id": 0, "fields": []}')
 NESTED = Schema(
     t.NestedField(1, "n", t.LongType(), required=True),
     t.NestedField(2, "s", t.StructType(t.NestedField(3, "f", t.FloatType(), required=False))),
@@ -188,8 +188,10 @@ def test_only_the_first_hundred_columns_are_measured():
 
 def test_sorted_columns_are_promoted_and_may_be_overridden():
     field = {"source-id": 2, "direction": "asc", "null-order": "nulls-first"}
-    order = Order.parse(json.dumps({"order-id": 1, "fields": [{**field, "transform": "identity"}]}))
-    hashed = Order.parse(
+    order = SortOrder.parse(
+        json.dumps({"order-id": 1, "fields": [{**field, "transform": "identity"}]})
+    )
+    hashed = SortOrder.parse(
         json.dumps({"order-id": 1, "fields": [{**field, "transform": "bucket[4]"}]})
     )
     none = {"write.metadata.metrics.default": "none"}

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.errors import InternalError
-from icestream.maintain.rewrite.carry_over import Carry
-from icestream.maintain.rewrite.merge import Share, shares, worth_it
-from icestream.maintain.rewrite.row_mapping import Moves, Output, Source
-from icestream.tables.live_files import File, GiveWay, Listed
+from icestream.maintain.rewrite.carry_over import DeleteCarryOver
+from icestream.maintain.rewrite.merge import DeleteFileGroup, delete_file_groups, is_worth_merging
+from icestream.maintain.rewrite.row_mapping import RewriteInput, RewriteOutput, RowMapping
+from icestream.tables.live_files import FileEntry, GaveWay, SnapshotFiles
 
 
 def positions(*numbers):
@@ -23,11 +23,11 @@ def histories(draw):
     for number in range(draw(st.integers(1, 4))):
         rows = draw(st.integers(0, 12))
         dead = draw(st.sets(st.integers(0, max(0, rows - 1)))) if rows else set()
-        sources.append(Source(f"in{number}", rows, positions(*sorted(dead))))
+        sources.append(RewriteInput(f"in{number}", rows, positions(*sorted(dead))))
     live = sum(each.live for each in sources)
     cuts = sorted(draw(st.lists(st.integers(0, live), max_size=3)))
     sizes = np.diff([0, *cuts, live]).tolist()
-    outputs = [Output(f"out{number}", size) for number, size in enumerate(sizes)]
+    outputs = [RewriteOutput(f"out{number}", size) for number, size in enumerate(sizes)]
     later = {
         f"in{number}": positions(*draw(st.lists(st.integers(0, 14), max_size=8)))
         for number in draw(st.sets(st.integers(0, 5)))
@@ -52,7 +52,7 @@ def test_every_row_is_found_where_it_went(history):
         for position in dead.tolist()
         if (path, position) in went
     }
-    moved = Moves(sources, outputs).moved(later)
+    moved = RowMapping(sources, outputs).map_positions(later)
     assert {(path, at) for path, dead in moved.items() for at in dead.tolist()} == expected
     assert sum(len(dead) for dead in moved.values()) == len(expected)
     assert all((np.diff(dead) > 0).all() for dead in moved.values())
@@ -60,7 +60,7 @@ def test_every_row_is_found_where_it_went(history):
 
 def test_a_row_too_few_is_a_bug():
     with pytest.raises(InternalError, match="3 rows were read to be written anew, and 2 are"):
-        Moves([Source("a", 4, positions(1))], [Output("x", 2)])
+        RowMapping([RewriteInput("a", 4, positions(1))], [RewriteOutput("x", 2)])
 
 
 # -- deletes that arrive -----------------------------------------------------------------------
@@ -77,7 +77,7 @@ class Deletes:
         self.contents[name] = {path: positions(*numbers) for path, numbers in dead.items()}
         bounds = sorted(path.encode() for path in dead)
         count = sum(len(numbers) for numbers in dead.values())
-        return File(name, 0, (), sequence, count, 1, bounds[0], bounds[-1])
+        return FileEntry(name, 0, (), sequence, count, 1, bounds[0], bounds[-1])
 
     def read(self, name):
         self.reads.append(name)
@@ -85,8 +85,8 @@ class Deletes:
 
 
 def listed(*deletes, data=("a", "b", "c")):
-    files = {path: File(path, 0, (), 1, 10, 1) for path in data}
-    return Listed(1, 9, files, {each.path: each for each in deletes})
+    files = {path: FileEntry(path, 0, (), 1, 10, 1) for path in data}
+    return SnapshotFiles(1, 9, files, {each.path: each for each in deletes})
 
 
 @pytest.fixture
@@ -95,26 +95,26 @@ def deletes():
 
 
 def carry(deletes, planned):
-    moves = Moves(
-        [Source("a", 5, positions(0)), Source("b", 5, positions())],
-        [Output("x", 6), Output("y", 3)],
+    moves = RowMapping(
+        [RewriteInput("a", 5, positions(0)), RewriteInput("b", 5, positions())],
+        [RewriteOutput("x", 6), RewriteOutput("y", 3)],
     )
-    return Carry(moves, ["a", "b"], planned, deletes.read)
+    return DeleteCarryOver(moves, ["a", "b"], planned, deletes.read)
 
 
 def dead(found):
-    return {path: some.tolist() for path, some in found.dead().items()}
+    return {path: some.tolist() for path, some in found.deleted_in_outputs().items()}
 
 
 def test_what_was_dead_when_planned_is_not_carried(deletes):
     old = deletes.add("old", 3, a=[0])
     found = carry(deletes, listed(old))
-    found.look(listed(old))
+    found.read_new_deletes(listed(old))
     assert dead(found) == {}
     assert deletes.reads == []
     new, other = deletes.add("new", 10, a=[0, 1], b=[4]), deletes.add("other", 10, c=[2])
-    found.look(listed(old, new, other))
-    found.look(listed(old, new, other))
+    found.read_new_deletes(listed(old, new, other))
+    found.read_new_deletes(listed(old, new, other))
     assert dead(found) == {"x": [0], "y": [2]}
     assert deletes.reads == ["new"]
 
@@ -126,7 +126,7 @@ def test_deletes_of_nothing_but_inputs_go(deletes):
     found = carry(deletes, listed(mine, both, mixed))
     new = deletes.add("new", 10, a=[2], later=[3])  # `later` came after the list of data files
     now = listed(mine, both, mixed, new)
-    found.look(now)
+    found.read_new_deletes(now)
     told = found.dangling(now, carries=True)
     assert [each.path for each in told.removed] == ["mine", "both"]
     assert told.pruned is None
@@ -143,7 +143,7 @@ def test_a_delete_file_is_written_anew_if_none_can_go(deletes):
 
 def test_deletes_that_were_taken_back(deletes):
     found = carry(deletes, listed())
-    with pytest.raises(GiveWay, match="taken back"):
+    with pytest.raises(GaveWay, match="taken back"):
         found.dangling(listed(), carries=True)
 
 
@@ -152,12 +152,12 @@ def test_deletes_that_were_taken_back(deletes):
 
 def test_shares_are_of_one_partition(deletes):
     one = [deletes.add(f"d{n}", n, a=[n]) for n in range(3)]
-    elsewhere = File("e", 0, ("north",), 5, 1, 1, b"z", b"z")
-    (first, second) = shares(listed(*one, elsewhere))
-    assert first == Share(tuple(one), (File("a", 0, (), 1, 10, 1),))
-    assert (first.sequence, worth_it(first)) == (2, True)
-    assert second == Share((elsewhere,), ())
-    assert worth_it(second)  # it is about nothing that is there
-    assert not worth_it(Share((one[0],), first.data))
-    assert list(shares(listed(*one, elsewhere), ["a"])) == [first]
-    assert list(shares(listed(*one, elsewhere), ["e"])) == [second]
+    elsewhere = FileEntry("e", 0, ("north",), 5, 1, 1, b"z", b"z")
+    (first, second) = delete_file_groups(listed(*one, elsewhere))
+    assert first == DeleteFileGroup(tuple(one), (FileEntry("a", 0, (), 1, 10, 1),))
+    assert (first.sequence, is_worth_merging(first)) == (2, True)
+    assert second == DeleteFileGroup((elsewhere,), ())
+    assert is_worth_merging(second)  # it is about nothing that is there
+    assert not is_worth_merging(DeleteFileGroup((one[0],), first.data))
+    assert list(delete_file_groups(listed(*one, elsewhere), ["a"])) == [first]
+    assert list(delete_file_groups(listed(*one, elsewhere), ["e"])) == [second]

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from icestream.maintain.orphans import Orphan, removable
+from icestream.maintain.orphans import OrphanFile, removable
 from icestream.tables.marker import Marker, property_name, summary
 
 C = {name: name * 32 for name in "abcdef"}  # commit ids
@@ -37,7 +37,7 @@ def document(generation=3, commits="ab", pipeline="p"):
 
 def goes(name, age=0.0, older_than=0.0, table=None):
     path = f"file:{PLACE}/{name}"
-    found = removable([Orphan(path, age)], table or document(), timedelta(seconds=older_than))
+    found = removable([OrphanFile(path, age)], table or document(), timedelta(seconds=older_than))
     return bool(found)
 
 

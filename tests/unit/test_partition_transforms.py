@@ -18,7 +18,7 @@ from icestream.tables.arrow import arrow_schema
 from icestream.tables.partition_values import json_values
 from icestream.write.conform import plain
 from icestream.write.partition import Partitioner, transformed
-from icestream.write.sort import Order
+from icestream.write.sort import SortOrder
 
 pytestmark = pytest.mark.slow
 
@@ -205,7 +205,7 @@ def test_sort_orders_may_transform_and_void_sorts_nothing():
             "null-order": "nulls-last",
         },
     ]
-    order = Order.parse(json.dumps({"order-id": 4, "fields": fields}))
+    order = SortOrder.parse(json.dumps({"order-id": 4, "fields": fields}))
     schema = Schema(t.NestedField(1, "x", t.LongType(), required=False))
     rows = pa.record_batch({"x": pa.array([3, 25, None, 8, 21, 40])})
     assert order.indices(rows, schema).to_pylist() == [5, 1, 4, 0, 3, 2]

@@ -16,7 +16,7 @@ from pyiceberg.types import (
 
 from icestream.config.ddl import parse_partition, parse_sort
 from icestream.plan.ddl import HIDDEN, create_statements
-from icestream.tables.design import Design
+from icestream.tables.design import TableDesign
 
 FIELDS = (
     NestedField(1, "id", LongType()),
@@ -27,7 +27,7 @@ FIELDS = (
 
 
 def design(**facts):
-    return Design("shop.order-lines", FIELDS, (), **facts)
+    return TableDesign("shop.order-lines", FIELDS, (), **facts)
 
 
 def test_columns_names_and_comments():

@@ -7,7 +7,7 @@ from icestream.batch import write_task as upsert_task
 from icestream.index.entries import COLUMNS
 from icestream.maintain.rewrite import rewriter, stage
 from icestream.plan import memory
-from icestream.plan.memory import MB, Load, Mirror, needs
+from icestream.plan.memory import MB, MirrorSize, RunLoad, needs
 from icestream.sources.kafka import source
 from icestream.spark import session
 
@@ -58,7 +58,7 @@ def of(found, what):
 
 
 def test_a_plain_run():
-    found = needs({}, 2, Load(record_bytes=200.0, maintenance=False))
+    found = needs({}, 2, RunLoad(record_bytes=200.0, maintenance=False))
     assert [each.what for each in found] == ["JVM heap", "2 Python workers", "driver's Python"]
     assert of(found, "heap").memory_bytes == 1024 * MB
     assert of(found, "heap").kind == "limit"
@@ -68,23 +68,23 @@ def test_a_plain_run():
 
 
 def test_what_a_run_does_more_takes_more():
-    plain = needs({}, 2, Load(record_bytes=200.0))
-    mirrored = Load(record_bytes=200.0, laid_out=True, mirrors=[Mirror("shop.a", 5_000_000)])
+    plain = needs({}, 2, RunLoad(record_bytes=200.0))
+    mirrored = RunLoad(record_bytes=200.0, laid_out=True, mirrors=[MirrorSize("shop.a", 5_000_000)])
     more = needs({}, 2, mirrored)
     assert of(more, "workers").memory_bytes == of(plain, "workers").memory_bytes + 2 * 256 * MB
     assert of(more, "a rewrite").memory_bytes == of(plain, "a rewrite").memory_bytes + 82_000_000
     assert of(more, "key index of shop.a").disk_bytes == 160_000_000
     assert of(more, "key index of shop.a").memory_bytes is None
-    unknown = of(needs({}, 2, Load(mirrors=[Mirror("shop.b", None)])), "key index of shop.b")
+    unknown = of(needs({}, 2, RunLoad(mirrors=[MirrorSize("shop.b", None)])), "key index of shop.b")
     assert unknown.disk_bytes is None
     assert "32 MB on local disk for a million keys" in unknown.why
 
 
 def test_settings_of_the_file():
-    found = needs({"spark.driver.memory": "4g", "spark.master": "local[8]"}, 2, Load(kafka=True))
+    found = needs({"spark.driver.memory": "4g", "spark.master": "local[8]"}, 2, RunLoad(kafka=True))
     assert of(found, "heap").memory_bytes == 4096 * MB
     assert "Kafka's fetches take up to 256 MiB of it" in of(found, "heap").why
     assert of(found, "workers").what == "8 Python workers"
-    cluster = needs({"spark.master": "yarn", "spark.executor.memory": "3g"}, 2, Load())
+    cluster = needs({"spark.master": "yarn", "spark.executor.memory": "3g"}, 2, RunLoad())
     assert of(cluster, "executor").memory_bytes == 3072 * MB
     assert of(cluster, "worker").what == "each Python worker"

@@ -19,14 +19,14 @@ class Counting:
     def __init__(self, upto=3):
         self.upto, self.at = upto, 0
 
-    def first(self):
+    def initial_positions(self):
         return {"t": {0: 0}}
 
-    def latest(self):
+    def latest_positions(self):
         self.at = min(self.at + 1, self.upto)
         return {"t": {0: self.at}}
 
-    def orders(self, start, stop):
+    def work_orders(self, start, stop):
         return [f"{start['t'][0]}-{stop['t'][0]}"]
 
 
@@ -42,8 +42,8 @@ class Alive:
 
 @pytest.fixture(autouse=True)
 def _no_spark(monkeypatch):
-    monkeypatch.setattr(planned, "_session_of_its_own", lambda spark: spark)
-    monkeypatch.setattr(planned, "_frame", lambda session, orders: tuple(orders))
+    monkeypatch.setattr(planned, "_cloned_session", lambda spark: spark)
+    monkeypatch.setattr(planned, "_work_order_frame", lambda session, orders: tuple(orders))
 
 
 def start(folder, handle, planner=Counting, interval=0.0):
@@ -101,7 +101,7 @@ def test_an_error_ends_the_stream_and_is_kept_whole(tmp_path, where, error):
 
     planner = Counting()
     if where == "latest":
-        planner.latest = fail
+        planner.latest_positions = fail
     query = start(
         tmp_path, fail if where == "batch" else print, fail if where == "made" else lambda: planner
     )

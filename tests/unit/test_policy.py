@@ -4,21 +4,31 @@ import pytest
 
 from healths import DAY, MB, NOW, File, files, health, maintenance, snapshots
 from icestream.errors import ConfigError
-from icestream.maintain.action import Ending, Group, Kind
-from icestream.maintain.compaction import Compaction
-from icestream.maintain.policy import Budget, allowance, plan
-from icestream.maintain.rewrite_speed import BYTES_PER_S, FILE_SECONDS, Pace, Past, pace_of
+from icestream.maintain.action import ActionKind, Ending, FileGroup
+from icestream.maintain.compaction import CompactionRules
+from icestream.maintain.policy import Budget, allowed_seconds, due_actions
+from icestream.maintain.rewrite_speed import (
+    BYTES_PER_S,
+    FILE_SECONDS,
+    PastAction,
+    RewriteSpeed,
+    rewrite_speed,
+)
 
-REWRITE, DELETES = Kind.REWRITE_DATA_FILES, Kind.REWRITE_POSITION_DELETE_FILES
-MANIFESTS, EXPIRE, ORPHANS = Kind.REWRITE_MANIFESTS, Kind.EXPIRE_SNAPSHOTS, Kind.REMOVE_ORPHAN_FILES
+REWRITE, DELETES = ActionKind.REWRITE_DATA_FILES, ActionKind.REWRITE_POSITION_DELETE_FILES
+MANIFESTS, EXPIRE, ORPHANS = (
+    ActionKind.REWRITE_MANIFESTS,
+    ActionKind.EXPIRE_SNAPSHOTS,
+    ActionKind.REMOVE_ORPHAN_FILES,
+)
 
 
 def group(files, size):
-    return Group("", 0, tuple(map(str, range(files))), int(size), 0, ())
+    return FileGroup("", 0, tuple(map(str, range(files))), int(size), 0, ())
 
 
 def ran(kind, ago, table="shop.orders", seconds=1.0, size=0, ending=Ending.DONE, files=1):
-    return Past(table, kind, NOW - ago, seconds, files, size, ending)
+    return PastAction(table, kind, NOW - ago, seconds, files, size, ending)
 
 
 CASES = [
@@ -225,8 +235,10 @@ CASES = [
     "facts, options, past, expected", [pytest.param(*c[1:], id=c[0]) for c in CASES]
 )
 def test_cases(facts, options, past, expected):
-    rules = Compaction.of(options.get("rewrite_data_files") or {}, {}, facts.get("mirror", False))
-    actions = plan([health(rules=rules, **facts)], maintenance(**options), past, NOW)
+    rules = CompactionRules.of(
+        options.get("rewrite_data_files") or {}, {}, facts.get("mirror", False)
+    )
+    actions = due_actions([health(rules=rules, **facts)], maintenance(**options), past, NOW)
     assert {each.kind: each.reason for each in actions} == expected
     assert all(each.table == "shop.orders" for each in actions)
     assert len(actions) == len(expected)
@@ -234,20 +246,22 @@ def test_cases(facts, options, past, expected):
 
 def test_all_of_it_can_be_switched_off():
     sick = health(files(500), began=0.0, manifests=500, **snapshots(900, 60))
-    assert len(plan([sick], maintenance(), [], NOW)) == 4
-    assert plan([sick], False, [], NOW) == []
+    assert len(due_actions([sick], maintenance(), [], NOW)) == 4
+    assert due_actions([sick], False, [], NOW) == []
 
 
 def test_delete_files_are_named():
     sick = health(files(2, size=300, delete_files=12), deletes=[""] * 24)
-    (action,) = plan([sick], maintenance(), [], NOW)
+    (action,) = due_actions([sick], maintenance(), [], NOW)
     assert action.groups[0].files == tuple(f"d{at}" for at in range(24))
 
 
 def test_a_value_that_means_nothing_is_refused():
     sick = health(files(2, size=300, delete_files=12), deletes=[""] * 24)
     with pytest.raises(ConfigError, match="min-input-files"):
-        plan([sick], maintenance(rewrite_position_delete_files={"min-input-files": "x"}), [], NOW)
+        due_actions(
+            [sick], maintenance(rewrite_position_delete_files={"min-input-files": "x"}), [], NOW
+        )
 
 
 # ── the budget ──────────────────────────────────────────────────────────────────────────────────
@@ -257,16 +271,16 @@ def test_rewrites_stop_where_the_budget_ends():
     """5 min, a quarter of a core, twice at most: 150 s of work, at a guess 10 MB each."""
     sick = health(files(8, size=100, place="a") + files(8, size=80, place="b"))
     assert sick.compaction_bytes == 1440 * MB  # 151 s, and what a group costs besides
-    (action,) = plan([sick], maintenance(), [], NOW)
+    (action,) = due_actions([sick], maintenance(), [], NOW)
     assert [each.partition for each in action.groups] == ["a"]
     fast = [ran(REWRITE, 7200, seconds=10, size=10 * 2 * 10**7)]
-    (action,) = plan([sick], maintenance(), fast, NOW)
+    (action,) = due_actions([sick], maintenance(), fast, NOW)
     assert [each.partition for each in action.groups] == ["a", "b"]
 
 
 def test_more_is_done_when_much_is_waiting():
     sick = health(files(600, size=10))
-    (action,) = plan([sick], maintenance(), [], NOW)
+    (action,) = due_actions([sick], maintenance(), [], NOW)
     assert len(action.groups) == 2  # of 6, each 102 of 1,020 MB: half a core for 600 s
     assert 2000 * MB < sum(each.bytes for each in action.groups) < 300 * BYTES_PER_S
 
@@ -274,14 +288,14 @@ def test_more_is_done_when_much_is_waiting():
 def test_a_group_larger_than_the_budget_runs_alone():
     sick = health(files(40, size=25))
     slow = [ran(REWRITE, 7200, seconds=1000, size=100 * MB)]
-    (action,) = plan([sick], maintenance(), slow, NOW)
+    (action,) = due_actions([sick], maintenance(), slow, NOW)
     assert len(action.groups) == 1
     assert action.groups[0].bytes == 1000 * MB
 
 
 def test_a_group_costs_more_than_its_bytes():
     tiny = [File(place=f"p{at}", size=0.001) for at in range(2000) for _ in range(8)]
-    (action,) = plan([health(tiny)], maintenance(), [], NOW)
+    (action,) = due_actions([health(tiny)], maintenance(), [], NOW)
     assert len(action.groups) == 598  # half a second each, and a little
     assert action.reason.startswith("4,784 small files in 598 partitions")
 
@@ -289,10 +303,12 @@ def test_a_group_costs_more_than_its_bytes():
 def test_what_was_spent_counts():
     sick = health(files(8))
     spent = [ran(REWRITE, 600, seconds=974.0, size=974 * 10**7)]
-    assert plan([sick], maintenance(), spent, NOW)  # a quarter of 3,900 s, but for one second
+    assert due_actions(
+        [sick], maintenance(), spent, NOW
+    )  # a quarter of 3,900 s, but for one second
     spent = [ran(EXPIRE, 600, seconds=975.0)]
-    assert plan([sick], maintenance(), spent, NOW) == []
-    assert plan([sick], maintenance(), [ran(EXPIRE, 3601, seconds=975.0)], NOW)
+    assert due_actions([sick], maintenance(), spent, NOW) == []
+    assert due_actions([sick], maintenance(), [ran(EXPIRE, 3601, seconds=975.0)], NOW)
 
 
 @pytest.mark.parametrize(
@@ -301,41 +317,45 @@ def test_what_was_spent_counts():
 )
 def test_seconds_that_are_allowed(waiting, spent, expected):
     past = [ran(REWRITE, 60, seconds=spent)] if spent else []
-    assert allowance(maintenance(), past, waiting, NOW, Budget()) == pytest.approx(expected)
+    assert allowed_seconds(maintenance(), past, waiting, NOW, Budget()) == pytest.approx(expected)
 
 
 def test_tables_take_turns_and_share_one_budget():
     few = health(files(8, size=30), table="a.few")
     many = health(files(200, size=30), table="z.many")
-    taken = {each.table: len(each.groups) for each in plan([few, many], maintenance(), [], NOW)}
+    taken = {
+        each.table: len(each.groups) for each in due_actions([few, many], maintenance(), [], NOW)
+    }
     assert taken == {"z.many": 2, "a.few": 1}
-    (only,) = plan([few, many], maintenance(), [], NOW, Budget(share=0.02, most=0.02))
+    (only,) = due_actions([few, many], maintenance(), [], NOW, Budget(share=0.02, most=0.02))
     assert (only.table, len(only.groups)) == ("z.many", 1)
 
 
 def test_a_guess_until_rewrites_were_seen():
     gave_way = ran(REWRITE, 20, seconds=1, size=9000, ending=Ending.GAVE_WAY)
-    assert pace_of([]) == pace_of([gave_way, ran(EXPIRE, 10, seconds=1)]) == Pace()
+    assert (
+        rewrite_speed([]) == rewrite_speed([gave_way, ran(EXPIRE, 10, seconds=1)]) == RewriteSpeed()
+    )
 
 
 @pytest.mark.parametrize("speed", [2e6, 10e6, 40e6])
 def test_the_pace_of_large_files_is_that_of_their_bytes(speed):
     runs = [ran(REWRITE, 9, files=10, size=size, seconds=size / speed) for size in [2 * 10**9] * 20]
-    assert Pace(FILE_SECONDS, speed).cost(group(10, 2e9)) == pytest.approx(
-        pace_of(runs).cost(group(10, 2e9)), rel=0.15
+    assert RewriteSpeed(FILE_SECONDS, speed).cost(group(10, 2e9)) == pytest.approx(
+        rewrite_speed(runs).cost(group(10, 2e9)), rel=0.15
     )
 
 
 def test_small_files_that_waited_make_large_ones_no_slower():
     runs = [ran(REWRITE, 9, files=16, size=10**6, seconds=2.0 + at % 3) for at in range(20)]
-    pace = pace_of(runs)
+    pace = rewrite_speed(runs)
     assert pace.cost(group(16, 1e6)) == pytest.approx(3, rel=0.2)
     assert pace.cost(group(16, 20e6)) < 8  # and not 60
 
 
 def test_many_groups_are_not_one():
     runs = [ran(REWRITE, 9, files=4784, size=5 * 10**6, seconds=300.0)]
-    assert pace_of(runs).cost(group(8, 8e3)) == pytest.approx(0.5, rel=0.1)
+    assert rewrite_speed(runs).cost(group(8, 8e3)) == pytest.approx(0.5, rel=0.1)
 
 
 def test_expiry_takes_a_fiftieth_of_the_time():
@@ -343,18 +363,22 @@ def test_expiry_takes_a_fiftieth_of_the_time():
         health(**snapshots(60, 1)),
         maintenance(expire_snapshots={"older_than": "30s", "retain_last": 5}),
     )
-    assert plan([busy], aggressive, [ran(EXPIRE, 49, seconds=1)], NOW) == []
-    assert len(plan([busy], aggressive, [ran(EXPIRE, 51, seconds=1)], NOW)) == 1
-    assert len(plan([busy], aggressive, [ran(EXPIRE, 9, seconds=1, table="a.other")], NOW)) == 1
-    assert len(plan([busy], aggressive, [ran(EXPIRE, -9, seconds=1)], NOW)) == 1  # a wrong clock
+    assert due_actions([busy], aggressive, [ran(EXPIRE, 49, seconds=1)], NOW) == []
+    assert len(due_actions([busy], aggressive, [ran(EXPIRE, 51, seconds=1)], NOW)) == 1
+    assert (
+        len(due_actions([busy], aggressive, [ran(EXPIRE, 9, seconds=1, table="a.other")], NOW)) == 1
+    )
+    assert (
+        len(due_actions([busy], aggressive, [ran(EXPIRE, -9, seconds=1)], NOW)) == 1
+    )  # a wrong clock
     asked = Budget(expiry=float("inf"))
-    assert len(plan([busy], aggressive, [ran(EXPIRE, 9, seconds=1)], NOW, asked)) == 1
+    assert len(due_actions([busy], aggressive, [ran(EXPIRE, 9, seconds=1)], NOW, asked)) == 1
 
 
 def test_expiry_does_not_rest_while_snapshots_pile_up():
     """The first one of a run may take ten seconds: Java is cold."""
     few = maintenance(expire_snapshots={"max_snapshots": 100, "retain_last": 5})
     slow = [ran(EXPIRE, 49, seconds=9)]
-    assert plan([health(**snapshots(149, 1))], few, slow, NOW) == []
-    (action,) = plan([health(**snapshots(150, 1))], few, slow, NOW)
+    assert due_actions([health(**snapshots(149, 1))], few, slow, NOW) == []
+    (action,) = due_actions([health(**snapshots(150, 1))], few, slow, NOW)
     assert action.reason == "150 snapshots, 100 of them may stay"

@@ -12,33 +12,33 @@ from hypothesis import strategies as st
 
 from icestream.commit import table_commits
 from icestream.commit.protocol import (
-    Ancestor,
+    AncestorSnapshot,
+    BatchPlan,
+    BatchVerdict,
     Claim,
     CommitFailed,
-    Missing,
-    Outcome,
-    Plan,
-    Range,
-    Standing,
-    TableView,
-    Verdict,
-    advanced,
-    claimed,
-    forgiven,
-    furthest,
-    may_claim,
-    nearest,
+    CommitOutcome,
+    GapRange,
+    MarkerStatus,
+    PositionRange,
+    TableState,
+    claim_outcome,
+    claimed_by_another,
+    commit_with_retries,
+    marker_after_batch,
+    marker_after_losses,
+    marker_of_claim,
+    marker_status,
+    max_positions,
+    min_positions,
     next_generation,
-    overtaken,
-    plan,
-    resolve,
-    settle,
-    standing,
-    trim_only,
+    outcome_of_commit,
+    plan_batch,
+    quarantine_floors,
 )
 from icestream.errors import Fenced, GaveUp, Replaced, Unreachable
-from icestream.events import Bus, CommitRetried, LossAccepted
-from icestream.sources import Losses, Start
+from icestream.events import CommitRetried, EventBus, LossAccepted
+from icestream.sources import LossReport, StartPositions
 from icestream.tables.marker import Counts, Loss, Marker
 
 CLAIM = Claim("shop", generation=2, run_id="me")
@@ -69,7 +69,7 @@ def snapshots(*commit_ids, last=5, root=True):
     """A lineage, newest first: sequence numbers go down; `root` ends at a first snapshot."""
     count = len(commit_ids)
     return tuple(
-        Ancestor(
+        AncestorSnapshot(
             snapshot_id=1000 + last - back,
             parent_id=None if root and back == count - 1 else 1000 + last - back - 1,
             sequence_number=last - back,
@@ -79,38 +79,50 @@ def snapshots(*commit_ids, last=5, root=True):
     )
 
 
-def view(mark="ours", lineage=None, **facts):
+def view(mark="ours", ancestors=None, **facts):
     known = {
         "uuid": "u",
         "marker": marker() if mark == "ours" else mark,
-        "lineage": snapshots("own", "older", None) if lineage is None else lineage,
+        "ancestors": snapshots("own", "older", None) if ancestors is None else ancestors,
         "last_sequence": 5,
         "schema_id": 0,
     }
-    return TableView(**{**known, **facts})
+    return TableState(**{**known, **facts})
 
 
 # ── standing ────────────────────────────────────────────────────────────────────────────────────
 
 STANDINGS = {
-    "nothing there yet": (view(None, ()), Standing.NEW),
-    "only foreign snapshots": (view(None, snapshots(None, None)), Standing.NEW),
-    "our newest ancestor": (view(), Standing.OURS),
-    "foreign commits on top": (view(lineage=snapshots(None, None, "own", last=7)), Standing.OURS),
-    "marker removed, own snapshots left": (view(None), Standing.REWOUND),
-    "rolled back": (view(lineage=snapshots("older", None, last=4)), Standing.REWOUND),
-    "rolled back, then written by others": (
-        view(lineage=snapshots(None, "older", None, last=7)),
-        Standing.REWOUND,
+    "nothing there yet": (view(None, ()), MarkerStatus.NEW),
+    "only foreign snapshots": (view(None, snapshots(None, None)), MarkerStatus.NEW),
+    "our newest ancestor": (view(), MarkerStatus.OURS),
+    "foreign commits on top": (
+        view(ancestors=snapshots(None, None, "own", last=7)),
+        MarkerStatus.OURS,
     ),
-    "another table": (view(uuid="v"), Standing.REPLACED),
-    "property without snapshots": (view(lineage=()), Standing.REPLACED),
-    "history dropped, no own ancestor": (view(lineage=snapshots(None, last=9)), Standing.REPLACED),
-    "expired behind us": (view(lineage=snapshots(None, None, last=9, root=False)), Standing.OURS),
-    "expired just behind us": (view(lineage=snapshots(None, last=6, root=False)), Standing.OURS),
+    "marker removed, own snapshots left": (view(None), MarkerStatus.REWOUND),
+    "rolled back": (view(ancestors=snapshots("older", None, last=4)), MarkerStatus.REWOUND),
+    "rolled back, then written by others": (
+        view(ancestors=snapshots(None, "older", None, last=7)),
+        MarkerStatus.REWOUND,
+    ),
+    "another table": (view(uuid="v"), MarkerStatus.REPLACED),
+    "property without snapshots": (view(ancestors=()), MarkerStatus.REPLACED),
+    "history dropped, no own ancestor": (
+        view(ancestors=snapshots(None, last=9)),
+        MarkerStatus.REPLACED,
+    ),
+    "expired behind us": (
+        view(ancestors=snapshots(None, None, last=9, root=False)),
+        MarkerStatus.OURS,
+    ),
+    "expired just behind us": (
+        view(ancestors=snapshots(None, last=6, root=False)),
+        MarkerStatus.OURS,
+    ),
     "cut off before our commit": (
-        view(lineage=snapshots(None, None, last=5, root=False)),
-        Standing.REPLACED,
+        view(ancestors=snapshots(None, None, last=5, root=False)),
+        MarkerStatus.REPLACED,
     ),
 }
 
@@ -118,44 +130,46 @@ STANDINGS = {
 @pytest.mark.parametrize("case", STANDINGS)
 def test_standing(case):
     seen, expected = STANDINGS[case]
-    assert standing(seen) is expected
+    assert marker_status(seen) is expected
 
 
 # ── claims ──────────────────────────────────────────────────────────────────────────────────────
 
 CLAIMS = {
-    "a new table": (view(None, ()), Outcome.AGAIN),
-    "an older generation": (view(marker(generation=1, run_id="old")), Outcome.AGAIN),
-    "ours already": (view(), Outcome.LANDED),
+    "a new table": (view(None, ()), CommitOutcome.AGAIN),
+    "an older generation": (view(marker(generation=1, run_id="old")), CommitOutcome.AGAIN),
+    "ours already": (view(), CommitOutcome.LANDED),
     "ours, rolled back since: planning will tell": (
-        view(lineage=snapshots("older", last=4)),
-        Outcome.LANDED,
+        view(ancestors=snapshots("older", last=4)),
+        CommitOutcome.LANDED,
     ),
-    "same generation, another run": (view(marker(run_id="other")), Outcome.FENCED),
-    "newer generation": (view(marker(generation=3, run_id="other")), Outcome.FENCED),
+    "same generation, another run": (view(marker(run_id="other")), CommitOutcome.FENCED),
+    "newer generation": (view(marker(generation=3, run_id="other")), CommitOutcome.FENCED),
     "rolled back": (
         view(marker(generation=1, run_id="old"), snapshots("older", last=4)),
-        Outcome.REWOUND,
+        CommitOutcome.REWOUND,
     ),
-    "another table": (view(marker(generation=1, run_id="old"), uuid="v"), Outcome.REPLACED),
-    "marker removed": (view(None), Outcome.REWOUND),
+    "another table": (view(marker(generation=1, run_id="old"), uuid="v"), CommitOutcome.REPLACED),
+    "marker removed": (view(None), CommitOutcome.REWOUND),
 }
 
 
 @pytest.mark.parametrize("case", CLAIMS)
 def test_may_claim(case):
     seen, expected = CLAIMS[case]
-    assert may_claim(seen, CLAIM) is expected
+    assert claim_outcome(seen, CLAIM) is expected
 
 
 def test_a_run_that_begins_again_gives_way_to_whoever_came_meanwhile():
     mine = view(marker(run_id="before", generation=3), ())
     theirs = view(marker(run_id="other", generation=4), ())
-    assert overtaken({"a": mine, "b": view(None, ())}, ["before"]) is None
-    assert overtaken({"a": mine, "b": theirs}, ["before"]) == "b"
-    assert overtaken({"a": mine, "b": theirs}, ["before", "other"]) is None
+    assert claimed_by_another({"a": mine, "b": view(None, ())}, ["before"]) is None
+    assert claimed_by_another({"a": mine, "b": theirs}, ["before"]) == "b"
+    assert claimed_by_another({"a": mine, "b": theirs}, ["before", "other"]) is None
     older = view(marker(run_id="long ago", generation=2), ())
-    assert overtaken({"a": mine, "b": older}, ["before"]) is None, "a quarantine, not seen since"
+    assert claimed_by_another({"a": mine, "b": older}, ["before"]) is None, (
+        "a quarantine, not seen since"
+    )
 
 
 def test_generations_count_up_over_all_tables():
@@ -166,7 +180,7 @@ def test_generations_count_up_over_all_tables():
 
 
 def test_the_first_claim_begins_at_the_start():
-    first = claimed(
+    first = marker_of_claim(
         view(None, (), last_sequence=8), CLAIM, "c", {"orders": {0: 9}}, {"orders": "i"}, {"d": "x"}
     )
     assert first == Marker(
@@ -186,7 +200,9 @@ def test_the_first_claim_begins_at_the_start():
 
 def test_a_later_claim_keeps_all_but_the_owner():
     old = marker(generation=1, run_id="old")
-    again = claimed(view(old), CLAIM, "c", {"orders": {0: 0}}, {"orders": "new"}, {"ledger": "no"})
+    again = marker_of_claim(
+        view(old), CLAIM, "c", {"orders": {0: 0}}, {"orders": "new"}, {"ledger": "no"}
+    )
     assert again == replace(
         old,
         generation=2,
@@ -203,123 +219,125 @@ def test_a_later_claim_keeps_all_but_the_owner():
 
 def batch(start, stop):
     """A range of topic `orders`, partitions 0, 1, …"""
-    return Range({"orders": dict(enumerate(start))}, {"orders": dict(enumerate(stop))})
+    return PositionRange({"orders": dict(enumerate(start))}, {"orders": dict(enumerate(stop))})
 
 
 PLANS = {
-    "exactly behind the marker": (batch((100, 50), (120, 60)), Verdict.COMMIT, (100, 50)),
-    "all of it is in": (batch((0, 0), (100, 50)), Verdict.SKIP, (100, 50)),
-    "less than is in": (batch((0, 0), (70, 20)), Verdict.SKIP, (100, 50)),
-    "nothing": (batch((100, 50), (100, 50)), Verdict.SKIP, (100, 50)),
-    "partial overlap": (batch((90, 40), (110, 55)), Verdict.COMMIT, (100, 50)),
-    "one partition is new, one is in": (batch((90, 50), (95, 60)), Verdict.COMMIT, (100, 50)),
-    "a gap in one partition": (batch((100, 51), (120, 60)), Verdict.GAP, (100, 51)),
-    "a gap although nothing is new": (batch((100, 51), (100, 51)), Verdict.GAP, (100, 51)),
+    "exactly behind the marker": (batch((100, 50), (120, 60)), BatchVerdict.COMMIT, (100, 50)),
+    "all of it is in": (batch((0, 0), (100, 50)), BatchVerdict.SKIP, (100, 50)),
+    "less than is in": (batch((0, 0), (70, 20)), BatchVerdict.SKIP, (100, 50)),
+    "nothing": (batch((100, 50), (100, 50)), BatchVerdict.SKIP, (100, 50)),
+    "partial overlap": (batch((90, 40), (110, 55)), BatchVerdict.COMMIT, (100, 50)),
+    "one partition is new, one is in": (batch((90, 50), (95, 60)), BatchVerdict.COMMIT, (100, 50)),
+    "a gap in one partition": (batch((100, 51), (120, 60)), BatchVerdict.GAP, (100, 51)),
+    "a gap although nothing is new": (batch((100, 51), (100, 51)), BatchVerdict.GAP, (100, 51)),
     "a partition nobody knew": (
         batch((100, 50, 7), (100, 50, 9)),
-        Verdict.COMMIT,
+        BatchVerdict.COMMIT,
         (100, 50, 7),
     ),
-    "a partition nobody knew, empty": (batch((100, 50, 7), (100, 50, 7)), Verdict.SKIP, None),
+    "a partition nobody knew, empty": (batch((100, 50, 7), (100, 50, 7)), BatchVerdict.SKIP, None),
 }
 
 
 @pytest.mark.parametrize("case", PLANS)
 def test_plan(case):
     rows, verdict, floors = PLANS[case]
-    made = plan(view(), CLAIM, rows, {}, {"orders": "id-1"})
+    made = plan_batch(view(), CLAIM, rows, {}, {"orders": "id-1"})
     assert made.verdict is verdict
     if floors is not None:
         assert made.floors == {"orders": dict(enumerate(floors))}
 
 
 def test_a_gap_names_what_is_missing_in_every_partition():
-    made = plan(view(), CLAIM, batch((130, 51), (140, 60)), {}, {})
-    assert made.missing == (Missing("orders", 0, 100, 130), Missing("orders", 1, 50, 51))
-    assert str(made.missing[0]) == "orders/0: 100 to 130"
+    made = plan_batch(view(), CLAIM, batch((130, 51), (140, 60)), {}, {})
+    assert made.gaps == (GapRange("orders", 0, 100, 130), GapRange("orders", 1, 50, 51))
+    assert str(made.gaps[0]) == "orders/0: 100 to 130"
 
 
 def test_a_stream_that_begins_with_this_batch_begins_at_zero():
-    made = plan(view(), CLAIM, Range({}, {"other": {0: 3}}), {}, {})
-    assert (made.verdict, made.floors) == (Verdict.COMMIT, {"other": {0: 0}})
+    made = plan_batch(view(), CLAIM, PositionRange({}, {"other": {0: 3}}), {}, {})
+    assert (made.verdict, made.floors) == (BatchVerdict.COMMIT, {"other": {0: 0}})
 
 
 def test_progress_ahead_of_the_marker_is_no_gap():
     """Ranges without rows went by; the marker in the table follows later."""
     rows = batch((300, 50), (310, 50))
-    assert plan(view(), CLAIM, rows, {}, {}).verdict is Verdict.GAP
-    made = plan(view(), CLAIM, rows, {"orders": {0: 300}}, {})
-    assert made.verdict is Verdict.COMMIT
+    assert plan_batch(view(), CLAIM, rows, {}, {}).verdict is BatchVerdict.GAP
+    made = plan_batch(view(), CLAIM, rows, {"orders": {0: 300}}, {})
+    assert made.verdict is BatchVerdict.COMMIT
     assert made.floors == {"orders": {0: 300, 1: 50}}
 
 
 def test_progress_behind_the_marker_changes_nothing():
-    made = plan(view(), CLAIM, batch((90, 40), (110, 50)), {"orders": {0: 95, 1: 10}}, {})
+    made = plan_batch(view(), CLAIM, batch((90, 40), (110, 50)), {"orders": {0: 95, 1: 10}}, {})
     assert made.floors == {"orders": {0: 100, 1: 50}}
 
 
 def test_progress_that_is_too_short_is_a_gap_from_there():
-    made = plan(view(), CLAIM, batch((300, 50), (310, 50)), {"orders": {0: 250}}, {})
-    assert made.missing == (Missing("orders", 0, 250, 300),)
+    made = plan_batch(view(), CLAIM, batch((300, 50), (310, 50)), {"orders": {0: 250}}, {})
+    assert made.gaps == (GapRange("orders", 0, 250, 300),)
 
 
 @pytest.mark.parametrize(
     "seen, verdict",
     [
-        (view(None, ()), Verdict.REPLACED),  # we claimed it: it cannot be new
-        (view(None), Verdict.REWOUND),
-        (view(lineage=snapshots("older", last=4)), Verdict.REWOUND),
-        (view(uuid="v"), Verdict.REPLACED),
-        (view(lineage=()), Verdict.REPLACED),
-        (view(marker(generation=3, run_id="other")), Verdict.FENCED),
-        (view(marker(run_id="other")), Verdict.FENCED),
-        (view(marker(generation=1)), Verdict.FENCED),
+        (view(None, ()), BatchVerdict.REPLACED),  # we claimed it: it cannot be new
+        (view(None), BatchVerdict.REWOUND),
+        (view(ancestors=snapshots("older", last=4)), BatchVerdict.REWOUND),
+        (view(uuid="v"), BatchVerdict.REPLACED),
+        (view(ancestors=()), BatchVerdict.REPLACED),
+        (view(marker(generation=3, run_id="other")), BatchVerdict.FENCED),
+        (view(marker(run_id="other")), BatchVerdict.FENCED),
+        (view(marker(generation=1)), BatchVerdict.FENCED),
     ],
 )
 def test_a_table_that_is_not_ours_any_more(seen, verdict):
-    made = plan(seen, CLAIM, batch((0, 0), (999, 999)), {}, {})
+    made = plan_batch(seen, CLAIM, batch((0, 0), (999, 999)), {}, {})
     assert (made.verdict, made.floors) == (verdict, {})
 
 
 @pytest.mark.parametrize(
     "ids, verdict",
     [
-        ({"orders": "id-1"}, Verdict.COMMIT),
-        ({"orders": "id-2"}, Verdict.INCARNATION),
-        ({}, Verdict.COMMIT),  # a source without identities
-        ({"other": "id-9"}, Verdict.COMMIT),
+        ({"orders": "id-1"}, BatchVerdict.COMMIT),
+        ({"orders": "id-2"}, BatchVerdict.INCARNATION),
+        ({}, BatchVerdict.COMMIT),  # a source without identities
+        ({"other": "id-9"}, BatchVerdict.COMMIT),
     ],
 )
 def test_a_stream_created_again(ids, verdict):
-    assert plan(view(), CLAIM, batch((100, 50), (120, 60)), {}, ids).verdict is verdict
+    assert plan_batch(view(), CLAIM, batch((100, 50), (120, 60)), {}, ids).verdict is verdict
 
 
 def test_an_incarnation_of_a_stream_outside_the_batch_waits():
-    rows = Range({"other": {0: 0}}, {"other": {0: 5}})
-    assert plan(view(), CLAIM, rows, {}, {"orders": "id-2"}).verdict is Verdict.COMMIT
+    rows = PositionRange({"other": {0: 0}}, {"other": {0: 5}})
+    assert plan_batch(view(), CLAIM, rows, {}, {"orders": "id-2"}).verdict is BatchVerdict.COMMIT
 
 
 def test_a_stream_created_again_is_no_gap():
     """Its positions begin anew: INCARNATION says so, GAP would mislead."""
-    made = plan(view(), CLAIM, batch((500, 500), (600, 600)), {}, {"orders": "id-2"})
-    assert made.verdict is Verdict.INCARNATION
+    made = plan_batch(view(), CLAIM, batch((500, 500), (600, 600)), {}, {"orders": "id-2"})
+    assert made.verdict is BatchVerdict.INCARNATION
 
 
 # ── quarantine floors, markers after a batch ────────────────────────────────────────────────────
 
 
 def test_a_quarantine_table_only_trims():
-    rows = Range({"orders": {0: 90, 1: 80}}, {"orders": {0: 120, 1: 90, 2: 3}, "other": {0: 4}})
+    rows = PositionRange(
+        {"orders": {0: 90, 1: 80}}, {"orders": {0: 120, 1: 90, 2: 3}, "other": {0: 4}}
+    )
     floors = {"orders": {0: 100, 1: 80, 2: 0}, "other": {0: 0}}
-    assert trim_only(view(), rows) == floors
+    assert quarantine_floors(view(), rows) == floors
     nothing = {"orders": {0: 90, 1: 80, 2: 0}, "other": {0: 0}}
-    assert trim_only(None, rows) == nothing
-    assert trim_only(view(None, ()), rows) == nothing
+    assert quarantine_floors(None, rows) == nothing
+    assert quarantine_floors(view(None, ()), rows) == nothing
 
 
 def test_the_marker_after_a_batch():
-    rows = Range({"orders": {0: 90}}, {"orders": {0: 120, 2: 8}, "other": {0: 1}})
-    after = advanced(
+    rows = PositionRange({"orders": {0: 90}}, {"orders": {0: 120, 2: 8}, "other": {0: 1}})
+    after = marker_after_batch(
         view(last_sequence=9),
         rows,
         "c",
@@ -343,14 +361,14 @@ def test_the_marker_after_a_batch():
 
 
 def test_positions_never_move_back():
-    after = advanced(view(), batch((0, 0), (60, 60)), "c", Counts(), None, {}, {})
+    after = marker_after_batch(view(), batch((0, 0), (60, 60)), "c", Counts(), None, {}, {})
     assert after.positions == {"orders": {0: 100, 1: 60}}
     assert after.watermark_ms == 1000
 
 
 def test_a_known_stream_keeps_its_identity():
     """Re-created between plan and commit: writing the new id down would hide it for ever."""
-    after = advanced(
+    after = marker_after_batch(
         view(), batch((100, 50), (120, 60)), "c", Counts(), None, {}, {"orders": "id-2"}
     )
     assert after.stream_ids == {"orders": "id-1"}
@@ -413,7 +431,7 @@ FORGIVEN = {
 def test_the_marker_after_accepted_losses(case):
     lost, resume, ids, positions, stream_ids = FORGIVEN[case]
     old = marker(**SEVERAL)
-    after = forgiven(view(old, last_sequence=9), "c", iter(lost), resume, ids)
+    after = marker_after_losses(view(old, last_sequence=9), "c", iter(lost), resume, ids)
     assert after == replace(
         old,
         commit_id="c",
@@ -431,23 +449,27 @@ def test_a_batch_goes_on_behind_an_accepted_loss():
     """Without the loss in the marker the same batch is refused."""
     rows = batch((100, 60), (120, 70))
     ids = {"orders": "id-1"}
-    assert plan(view(), CLAIM, rows, {}, ids).verdict is Verdict.GAP
+    assert plan_batch(view(), CLAIM, rows, {}, ids).verdict is BatchVerdict.GAP
     lost = [Loss("retention", "orders", 1, 50, 60)]
-    after = forgiven(view(), "own", lost, {"orders": {0: 100, 1: 60}}, ids)
-    assert plan(view(after), CLAIM, rows, {}, ids) == Plan(
-        Verdict.COMMIT, {"orders": {0: 100, 1: 60}}
+    after = marker_after_losses(view(), "own", lost, {"orders": {0: 100, 1: 60}}, ids)
+    assert plan_batch(view(after), CLAIM, rows, {}, ids) == BatchPlan(
+        BatchVerdict.COMMIT, {"orders": {0: 100, 1: 60}}
     )
 
 
 def test_a_new_topic_of_the_name_begins_where_an_accepted_loss_says():
-    rows = Range({"orders": {0: 0}}, {"orders": {0: 5}})
+    rows = PositionRange({"orders": {0: 0}}, {"orders": {0: 5}})
     ids = {"orders": "id-9"}
-    assert plan(view(), CLAIM, rows, {}, ids).verdict is Verdict.INCARNATION
+    assert plan_batch(view(), CLAIM, rows, {}, ids).verdict is BatchVerdict.INCARNATION
     lost = [Loss("recreated", "orders", 0, 100, None), Loss("recreated", "orders", 1, 50, None)]
-    after = forgiven(view(), "own", lost, {"orders": {0: 0}}, ids)
-    assert plan(view(after), CLAIM, rows, {}, ids) == Plan(Verdict.COMMIT, {"orders": {0: 0}})
-    gone = forgiven(view(), "own", [Loss("deleted", "orders", 0, 100, None)], {}, {})
-    assert plan(view(gone), CLAIM, rows, {}, ids) == Plan(Verdict.COMMIT, {"orders": {0: 0}})
+    after = marker_after_losses(view(), "own", lost, {"orders": {0: 0}}, ids)
+    assert plan_batch(view(after), CLAIM, rows, {}, ids) == BatchPlan(
+        BatchVerdict.COMMIT, {"orders": {0: 0}}
+    )
+    gone = marker_after_losses(view(), "own", [Loss("deleted", "orders", 0, 100, None)], {}, {})
+    assert plan_batch(view(gone), CLAIM, rows, {}, ids) == BatchPlan(
+        BatchVerdict.COMMIT, {"orders": {0: 0}}
+    )
 
 
 POSITIONS = st.dictionaries(
@@ -458,7 +480,7 @@ POSITIONS = st.dictionaries(
 @settings(max_examples=50)
 @given(st.lists(POSITIONS, max_size=4))
 def test_nearest_and_furthest_per_partition(several):
-    for combine, choose in ((nearest, min), (furthest, max)):
+    for combine, choose in ((min_positions, min), (max_positions, max)):
         made = combine(*several)
         for stream in {stream for one in several for stream in one}:
             numbers = {number for one in several for number in one.get(stream, {})}
@@ -473,7 +495,7 @@ def test_nearest_and_furthest_per_partition(several):
 
 def test_combining_leaves_its_arguments_alone():
     one = MappingProxyType({"a": MappingProxyType({0: 1})})
-    assert furthest(one, {"a": {0: 5}}) == {"a": {0: 5}}
+    assert max_positions(one, {"a": {0: 5}}) == {"a": {0: 5}}
     assert one == {"a": {0: 1}}
 
 
@@ -482,43 +504,46 @@ def test_combining_leaves_its_arguments_alone():
 TRIED = replace(marker(), commit_id="mine", previous_commit_id="own", sequence=5)
 NEWER = marker(generation=3, run_id="other", commit_id="theirs")
 RESOLVED = {
-    "landed": (view(TRIED, snapshots("mine", "own", last=6)), Outcome.LANDED),
+    "landed": (view(TRIED, snapshots("mine", "own", last=6)), CommitOutcome.LANDED),
     "landed, then foreign commits": (
         view(TRIED, snapshots(None, "mine", "own", last=7)),
-        Outcome.LANDED,
+        CommitOutcome.LANDED,
     ),
     "landed, then claimed by a newer run": (
         view(NEWER, snapshots("theirs", "mine", "own", last=7)),
-        Outcome.LANDED,
+        CommitOutcome.LANDED,
     ),
-    "landed and expired": (view(TRIED, snapshots(None, last=9, root=False)), Outcome.LANDED),
+    "landed and expired": (view(TRIED, snapshots(None, last=9, root=False)), CommitOutcome.LANDED),
     "landed, then the property was removed": (
         view(None, snapshots("mine", "own", last=6)),
-        Outcome.LANDED,
+        CommitOutcome.LANDED,
     ),
-    "nothing happened": (view(), Outcome.AGAIN),
-    "only others wrote": (view(lineage=snapshots(None, "own", last=6)), Outcome.AGAIN),
+    "nothing happened": (view(), CommitOutcome.AGAIN),
+    "only others wrote": (view(ancestors=snapshots(None, "own", last=6)), CommitOutcome.AGAIN),
     "only others wrote, ours expired": (
-        view(lineage=snapshots(None, last=9, root=False)),
-        Outcome.AGAIN,
+        view(ancestors=snapshots(None, last=9, root=False)),
+        CommitOutcome.AGAIN,
     ),
-    "the schema changed": (view(schema_id=1), Outcome.RESTAGE),
+    "the schema changed": (view(schema_id=1), CommitOutcome.RESTAGE),
     "our marker moved otherwise": (
         view(marker(commit_id="another"), snapshots("another", "own", last=6)),
-        Outcome.RESTAGE,
+        CommitOutcome.RESTAGE,
     ),
-    "claimed by a newer run": (view(NEWER, snapshots("theirs", "own", last=6)), Outcome.FENCED),
+    "claimed by a newer run": (
+        view(NEWER, snapshots("theirs", "own", last=6)),
+        CommitOutcome.FENCED,
+    ),
     "claimed by a run of the same generation": (
         view(marker(run_id="other", commit_id="x"), snapshots("x", last=6)),
-        Outcome.FENCED,
+        CommitOutcome.FENCED,
     ),
-    "rolled back": (view(lineage=snapshots("older", last=4)), Outcome.REWOUND),
-    "marker removed": (view(None), Outcome.REWOUND),
-    "history dropped": (view(lineage=()), Outcome.REPLACED),
-    "dropped and created again, marker copied": (view(uuid="v"), Outcome.REPLACED),
+    "rolled back": (view(ancestors=snapshots("older", last=4)), CommitOutcome.REWOUND),
+    "marker removed": (view(None), CommitOutcome.REWOUND),
+    "history dropped": (view(ancestors=()), CommitOutcome.REPLACED),
+    "dropped and created again, marker copied": (view(uuid="v"), CommitOutcome.REPLACED),
     "dropped and created again, our commit id in it": (
         view(None, snapshots("mine"), uuid="v"),
-        Outcome.REWOUND,
+        CommitOutcome.REWOUND,
     ),
 }
 
@@ -526,7 +551,7 @@ RESOLVED = {
 @pytest.mark.parametrize("case", RESOLVED)
 def test_resolve(case):
     seen, expected = RESOLVED[case]
-    assert resolve(seen, TRIED, planned=view()) is expected
+    assert outcome_of_commit(seen, TRIED, planned=view()) is expected
 
 
 # ── a catalog to settle against ─────────────────────────────────────────────────────────────────
@@ -541,7 +566,7 @@ class Table:
     schema_id: int = 0
     last_sequence: int = 0
     marker: str | None = None
-    lineage: tuple[Ancestor, ...] = ()
+    lineage: tuple[AncestorSnapshot, ...] = ()
     rows: Counter = field(default_factory=Counter)
     applied: list = field(default_factory=list)  # the markers of all our commits
 
@@ -549,7 +574,7 @@ class Table:
         self.version += 1
         self.last_sequence += 1
         parent = self.lineage[0].snapshot_id if self.lineage else None
-        new = Ancestor(self.last_sequence, parent, self.last_sequence, commit_id)
+        new = AncestorSnapshot(self.last_sequence, parent, self.last_sequence, commit_id)
         self.lineage = (new, *self.lineage)
         self.rows.update(rows)
 
@@ -569,10 +594,10 @@ class Catalog:
             self.down -= 1
             raise Unreachable("catalog does not answer")
         table = self.tables[name]
-        return TableView(
+        return TableState(
             uuid=table.uuid,
             marker=Marker.from_json(table.marker) if table.marker else None,
-            lineage=table.lineage,
+            ancestors=table.lineage,
             last_sequence=table.last_sequence,
             schema_id=table.schema_id,
             base=SimpleNamespace(version=table.version, document={"location": "nowhere"}),
@@ -668,12 +693,17 @@ def begun():
     for claim in (replace(CLAIM, generation=1, run_id="old"), CLAIM):
         seen = catalog.load("t")
         name, start = f"claim {claim.generation}", {"orders": {0: 0}}
-        make = partial(claimed, claim=claim, commit_id=name, start=start, stream_ids={}, details={})
-        assert settle(catalog, "t", seen, make, (), patient(1)).outcome is Outcome.LANDED
+        make = partial(
+            marker_of_claim, claim=claim, commit_id=name, start=start, stream_ids={}, details={}
+        )
+        assert (
+            commit_with_retries(catalog, "t", seen, make, (), patient(1)).outcome
+            is CommitOutcome.LANDED
+        )
     planned = catalog.load("t")
-    rows = Range({"orders": {0: 0}}, {"orders": {0: 3}})
+    rows = PositionRange({"orders": {0: 0}}, {"orders": {0: 3}})
     tried = partial(
-        advanced,
+        marker_after_batch,
         batch=rows,
         commit_id="mine",
         counts=Counts(3),
@@ -686,24 +716,24 @@ def begun():
 
 
 SETTLED = {
-    "yes": (["ok"], Outcome.LANDED, 1, 1),
-    "landed, answer lost": (["lost"], Outcome.LANDED, 1, 1),
-    "not applied, then yes": (["error", "ok"], Outcome.LANDED, 2, 1),
-    "not applied, then lost": (["error", "error", "lost"], Outcome.LANDED, 3, 1),
-    "a foreign writer was faster, twice": ([foreign, foreign, "ok"], Outcome.LANDED, 3, 1),
-    "lost, and a foreign writer on top": ([("lost", foreign)], Outcome.LANDED, 1, 1),
-    "lost, and claimed since": ([("lost", newer)], Outcome.LANDED, 1, 1),
-    "lost, and the schema changed since": ([("lost", new_schema)], Outcome.LANDED, 1, 1),
-    "applied only when we try again": (["delayed", "ok"], Outcome.LANDED, 2, 1),
-    "fenced": ([newer], Outcome.FENCED, 1, 0),
-    "fenced after a failure": (["error", newer], Outcome.FENCED, 2, 0),
-    "the schema changed": ([new_schema], Outcome.RESTAGE, 1, 0),
-    "rolled back": ([roll_back], Outcome.REWOUND, 1, 0),
-    "rolled back behind all of ours": ([roll_back_far], Outcome.REPLACED, 1, 0),
-    "replaced": ([replace_table], Outcome.REPLACED, 1, 0),
-    "catalog away for a while": ([go_down, "ok"], Outcome.LANDED, 2, 1),
-    "landed, catalog away for a while": ([("lost", go_down)], Outcome.LANDED, 1, 1),
-    "attempts used up": (["error"] * 9, Outcome.AGAIN, 6, 0),
+    "yes": (["ok"], CommitOutcome.LANDED, 1, 1),
+    "landed, answer lost": (["lost"], CommitOutcome.LANDED, 1, 1),
+    "not applied, then yes": (["error", "ok"], CommitOutcome.LANDED, 2, 1),
+    "not applied, then lost": (["error", "error", "lost"], CommitOutcome.LANDED, 3, 1),
+    "a foreign writer was faster, twice": ([foreign, foreign, "ok"], CommitOutcome.LANDED, 3, 1),
+    "lost, and a foreign writer on top": ([("lost", foreign)], CommitOutcome.LANDED, 1, 1),
+    "lost, and claimed since": ([("lost", newer)], CommitOutcome.LANDED, 1, 1),
+    "lost, and the schema changed since": ([("lost", new_schema)], CommitOutcome.LANDED, 1, 1),
+    "applied only when we try again": (["delayed", "ok"], CommitOutcome.LANDED, 2, 1),
+    "fenced": ([newer], CommitOutcome.FENCED, 1, 0),
+    "fenced after a failure": (["error", newer], CommitOutcome.FENCED, 2, 0),
+    "the schema changed": ([new_schema], CommitOutcome.RESTAGE, 1, 0),
+    "rolled back": ([roll_back], CommitOutcome.REWOUND, 1, 0),
+    "rolled back behind all of ours": ([roll_back_far], CommitOutcome.REPLACED, 1, 0),
+    "replaced": ([replace_table], CommitOutcome.REPLACED, 1, 0),
+    "catalog away for a while": ([go_down, "ok"], CommitOutcome.LANDED, 2, 1),
+    "landed, catalog away for a while": ([("lost", go_down)], CommitOutcome.LANDED, 1, 1),
+    "attempts used up": (["error"] * 9, CommitOutcome.AGAIN, 6, 0),
 }
 
 
@@ -712,7 +742,7 @@ def test_settle(case):
     fates, outcome, attempts, times = SETTLED[case]
     catalog, planned, tried = begun()
     catalog.fates = list(fates)
-    settled = settle(catalog, "t", planned, tried, ("a", "b", "c"), patient(6))
+    settled = commit_with_retries(catalog, "t", planned, tried, ("a", "b", "c"), patient(6))
     assert (settled.outcome, settled.attempts) == (outcome, attempts)
     table = catalog.tables["t"]
     assert [table.rows[row] for row in "abc"] == [times] * 3
@@ -728,18 +758,18 @@ def test_a_commit_that_needed_more_than_one_attempt_says_why():
     for fates in (["lost"], ["error", "ok"], [foreign, "ok"]):
         catalog, planned, tried = begun()
         catalog.fates = fates
-        assert settle(catalog, "t", planned, tried, (), patient(6)).reason
+        assert commit_with_retries(catalog, "t", planned, tried, (), patient(6)).reason
     catalog, planned, tried = begun()
-    assert settle(catalog, "t", planned, tried, (), patient(6)).reason is None
+    assert commit_with_retries(catalog, "t", planned, tried, (), patient(6)).reason is None
 
 
 def test_the_snapshot_sequence_follows_the_base():
     """Expiry is told from replacement by it: a stale number would stop a healthy table."""
     catalog, planned, tried = begun()
     catalog.fates = [foreign, foreign]
-    settle(catalog, "t", planned, tried, ("a",), patient(6))
+    commit_with_retries(catalog, "t", planned, tried, ("a",), patient(6))
     landed = catalog.load("t")
-    assert landed.marker.snapshot_sequence == landed.lineage[0].sequence_number
+    assert landed.marker.snapshot_sequence == landed.ancestors[0].sequence_number
     first = tried(planned)
     assert landed.marker.snapshot_sequence == first.snapshot_sequence + 2
     assert replace(landed.marker, snapshot_sequence=first.snapshot_sequence) == first
@@ -748,8 +778,8 @@ def test_the_snapshot_sequence_follows_the_base():
 def test_a_catalog_that_stays_away_ends_in_again():
     catalog, planned, tried = begun()
     catalog.fates, catalog.down = ["error"], 99
-    settled = settle(catalog, "t", planned, tried, (), patient(4))
-    assert (settled.outcome, settled.attempts, settled.reason) == (Outcome.AGAIN, 1, "500")
+    settled = commit_with_retries(catalog, "t", planned, tried, (), patient(4))
+    assert (settled.outcome, settled.attempts, settled.reason) == (CommitOutcome.AGAIN, 1, "500")
     assert len(catalog.attempts) == 1  # never a second attempt without a look
 
 
@@ -758,14 +788,16 @@ def test_a_dropped_table_says_so():
     catalog.fates = ["error"]
     catalog.load = lambda name: (_ for _ in ()).throw(Replaced("does not exist"))
     with pytest.raises(Replaced):
-        settle(catalog, "t", planned, tried, (), patient(4))
+        commit_with_retries(catalog, "t", planned, tried, (), patient(4))
 
 
 def test_the_look_can_be_replaced():
     catalog, planned, tried = begun()
     catalog.fates = ["error"]
-    settled = settle(catalog, "t", planned, tried, (), patient(4), look=lambda seen: Outcome.FENCED)
-    assert (settled.outcome, len(catalog.attempts)) == (Outcome.FENCED, 1)
+    settled = commit_with_retries(
+        catalog, "t", planned, tried, (), patient(4), look=lambda seen: CommitOutcome.FENCED
+    )
+    assert (settled.outcome, len(catalog.attempts)) == (CommitOutcome.FENCED, 1)
 
 
 # ── claims, as a run makes them ─────────────────────────────────────────────────────────────────
@@ -774,20 +806,22 @@ def test_the_look_can_be_replaced():
 class NoKeeping:
     """A source whose positions say it all."""
 
-    def keep(self, stop, location, commit_id, old):
+    def store_details(self, stop, location, commit_id, old):
         return {}
 
 
 @pytest.fixture
 def at_once(monkeypatch):
     """Retries without waiting."""
-    monkeypatch.setattr(table_commits, "_pause", patient(8))
+    monkeypatch.setattr(table_commits, "_backoff", patient(8))
 
 
 def take(catalog, name, seen, claim):
     """What a start does for each table."""
-    start = Start({"orders": {0: 0}})
-    return table_commits.Landing(catalog, NoKeeping(), Bus(), claim).take(name, seen, start)
+    start = StartPositions({"orders": {0: 0}})
+    return table_commits.TableCommitter(catalog, NoKeeping(), EventBus(), claim).claim_table(
+        name, seen, start
+    )
 
 
 def test_a_claim_refused_by_a_foreign_commit_is_tried_again(at_once):
@@ -804,7 +838,9 @@ def test_a_claim_never_takes_back_what_the_run_before_it_still_committed(at_once
     catalog, planned, tried = begun()
     after = Claim("shop", 3, "next")
     seen = catalog.load("t")
-    assert settle(catalog, "t", planned, tried, ("a", "b", "c"), patient(1)).attempts == 1
+    assert (
+        commit_with_retries(catalog, "t", planned, tried, ("a", "b", "c"), patient(1)).attempts == 1
+    )
     with suppress(Fenced, GaveUp):  # refusing is fine: the next start sees what is there now
         take(catalog, "t", seen, after)
     now = catalog.load("t")
@@ -816,7 +852,7 @@ def test_a_claim_never_takes_back_what_the_run_before_it_still_committed(at_once
 
 # ── losses, as a run writes them down ───────────────────────────────────────────────────────────
 
-LOST = Losses(
+LOST = LossReport(
     (Loss("retention", "orders", 0, 0, 5), Loss("deleted", "gone", 1, 2, None)),
     {"orders": {0: 5}},
     {"orders": "id-1"},
@@ -828,9 +864,11 @@ def test_losses_are_written_down_once_and_told(at_once, case):
     fates = {"yes": [], "landed, answer lost": ["lost"], "a foreign writer was faster": [foreign]}
     catalog, planned, _ = begun()
     catalog.fates = fates[case]
-    bus, heard = Bus(), []
+    bus, heard = EventBus(), []
     bus.join(heard.append)
-    after = table_commits.Landing(catalog, NoKeeping(), bus, CLAIM).forgive("t", planned, LOST)
+    after = table_commits.TableCommitter(catalog, NoKeeping(), bus, CLAIM).accept_losses(
+        "t", planned, LOST
+    )
     assert after == catalog.load("t")
     assert after.marker.losses == LOST.lost
     assert after.marker.positions == {"orders": {0: 5}}
@@ -847,9 +885,11 @@ def test_losses_are_written_down_once_and_told(at_once, case):
 def test_who_lost_the_table_accepts_nothing_for_it(at_once):
     catalog, planned, _ = begun()
     catalog.fates = [newer]
-    bus, heard = Bus(), []
+    bus, heard = EventBus(), []
     bus.join(heard.append)
     with pytest.raises(Fenced):
-        table_commits.Landing(catalog, NoKeeping(), bus, CLAIM).forgive("t", planned, LOST)
+        table_commits.TableCommitter(catalog, NoKeeping(), bus, CLAIM).accept_losses(
+            "t", planned, LOST
+        )
     assert catalog.load("t").marker.losses == ()
     assert not any(isinstance(each, LossAccepted) for each in heard)

@@ -6,12 +6,12 @@ from typing import get_args
 import pytest
 
 from icestream import errors
-from icestream.commit.protocol import Missing, Outcome, TableView, Verdict
+from icestream.commit.protocol import BatchVerdict, CommitOutcome, GapRange, TableState
 from icestream.commit.refusals import loss_refusal, refusal
 from icestream.tables.marker import Loss, LossKind, Marker
 
 MARKER = Marker("shop", 4, "run", "commit-9", None, 1, "u", 1)
-VIEW = TableView("u", MARKER, (), 1, 0)
+VIEW = TableState("u", MARKER, (), 1, 0)
 KINDS = {
     "fenced": (errors.Fenced, 3),
     "gap": (errors.Gap, 1),
@@ -24,7 +24,7 @@ KINDS = {
 @pytest.mark.parametrize("verdict", KINDS)
 def test_each_verdict_has_its_error(verdict):
     kind, code = KINDS[verdict]
-    made = refusal("shop.orders", verdict, VIEW, [Missing("orders", 2, 10, 15)])
+    made = refusal("shop.orders", verdict, VIEW, [GapRange("orders", 2, 10, 15)])
     assert type(made) is kind
     assert made.exit_code == code
     assert "`shop.orders`" in made.what
@@ -37,7 +37,7 @@ def test_each_verdict_has_its_error(verdict):
 
 @pytest.mark.parametrize("verdict", KINDS)
 def test_a_table_without_a_marker(verdict):
-    for view in (None, TableView("u", None, (), 1, 0)):
+    for view in (None, TableState("u", None, (), 1, 0)):
         made = refusal("t", verdict, view)
         assert type(made) is KINDS[verdict][0]
         assert "None" not in f"{made.what}{made.where or ''}"
@@ -45,7 +45,7 @@ def test_a_table_without_a_marker(verdict):
 
 def test_everything_that_stops_a_table_has_a_text():
     go_on = {"commit", "skip", "landed", "again", "restage"}
-    stops = {each.value for kind in (Verdict, Outcome) for each in kind} - go_on
+    stops = {each.value for kind in (BatchVerdict, CommitOutcome) for each in kind} - go_on
     assert stops == set(KINDS)
 
 
@@ -54,7 +54,7 @@ def test_what_has_no_text_is_a_bug_of_ours():
 
 
 def test_errors_cross_processes_whole():
-    made = refusal("t", "gap", VIEW, [Missing("orders", 0, 1, 2)])
+    made = refusal("t", "gap", VIEW, [GapRange("orders", 0, 1, 2)])
     again = pickle.loads(pickle.dumps(made))
     assert (type(again), again.what, again.where, again.hint) == (
         errors.Gap, made.what, made.where, made.hint,

@@ -16,7 +16,7 @@ import pytest
 
 from icestream.catalogs import catalog_for, rest, spark_conf
 from icestream.cli.main import main
-from icestream.config.options.catalog import RestCatalog
+from icestream.config.options.catalog import RestCatalogOptions
 from icestream.errors import Unreachable
 
 HOST = "127.0.0.1"
@@ -24,8 +24,8 @@ CANARY = "CANARY-hunter2"
 ERROR = '{{"error": {{"message": "{}", "type": "SomeException", "code": 400}}}}'
 
 
-def options(uri: str = "http://catalog:8181/", **more: Any) -> RestCatalog:
-    return RestCatalog.model_validate({"type": "rest", "uri": uri, **more})
+def options(uri: str = "http://catalog:8181/", **more: Any) -> RestCatalogOptions:
+    return RestCatalogOptions.model_validate({"type": "rest", "uri": uri, **more})
 
 
 def test_java_and_spark_get_the_names_of_iceberg() -> None:

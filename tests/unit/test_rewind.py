@@ -4,15 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from icestream.commit.java_catalog import view_of
-from icestream.commit.protocol import Claim, Outcome, Standing, may_claim, resolve, standing
+from icestream.commit.java_catalog import table_state
+from icestream.commit.protocol import (
+    Claim,
+    CommitOutcome,
+    MarkerStatus,
+    claim_outcome,
+    marker_status,
+    outcome_of_commit,
+)
 from icestream.errors import TableRefused
-from icestream.rewind import Target
-from icestream.rewind.history import continued, past_of
-from icestream.rewind.plan import counts_then, plan_aside, plan_table
+from icestream.rewind import RewindTarget
+from icestream.rewind.history import marker_after_rewind, table_history
+from icestream.rewind.plan import counts_at, plan_quarantine, plan_table
 from icestream.tables.marker import Counts, Loss, Marker, property_name, summary
 from icestream.verify.chain import check_chain
-from icestream.verify.report import Findings
+from icestream.verify.report import TableFindings
 
 UUID = "11111111-2222-3333-4444-555555555555"
 
@@ -50,11 +57,11 @@ class Tale:
     def gone_back(self, plan, counts=None, generation=9):
         """As `move` leaves it: a snapshot on top of the older one."""
         past = self.past()
-        counts = counts or plan.then.counts
+        counts = counts or plan.marker.counts
         ids = ("rewinder", f"w{len(self.snapshots) + 1}")
-        self.marker = continued(past, plan.then, counts, generation, ids)
+        self.marker = marker_after_rewind(past, plan.marker, counts, generation, ids)
         self.current = plan.to_snapshot
-        return self._add("append", 0, 0, summary(self.marker, plan.then.positions, 0))
+        return self._add("append", 0, 0, summary(self.marker, plan.marker.positions, 0))
 
     def _add(self, operation, added, deleted, notes):
         at = len(self.snapshots) + 1
@@ -83,7 +90,7 @@ class Tale:
         }
 
     def past(self, expired=()):
-        return past_of(self.document(expired), "s.t", "p")
+        return table_history(self.document(expired), "s.t", "p")
 
 
 def at(first, second=0):
@@ -91,11 +98,11 @@ def at(first, second=0):
 
 
 def to(snapshot_id):
-    return Target(snapshot_id=snapshot_id)
+    return RewindTarget(snapshot_id=snapshot_id)
 
 
 def violations(document):
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     check_chain(document, "p", findings)
     return [finding.kind for finding in findings.report().findings]
 
@@ -127,16 +134,16 @@ def test_the_marker_of_every_snapshot(
     tale, snapshot_id, commit, sequence, positions, landed, watermark, left
 ):
     plan = plan_table(tale.past(), to(snapshot_id))
-    then = plan.then
-    assert plan.moves
+    then = plan.marker
+    assert plan.changes
     assert (plan.from_snapshot, plan.to_snapshot, plan.to_commit) == (106, snapshot_id, commit)
     assert (then.commit_id, then.sequence, then.positions) == (commit, sequence, positions)
     assert (then.counts.landed, then.watermark_ms) == (landed, watermark)
     assert then.stream_ids == {"t": "id"}
     assert (plan.rows_before, plan.rows_after, plan.snapshots_left) == (9, landed, left)
     tale.gone_back(plan)
-    view = view_of(tale.document(), "p")
-    assert standing(view) is Standing.OURS
+    view = table_state(tale.document(), "p")
+    assert marker_status(view) is MarkerStatus.OURS
     assert view.marker.previous_commit_id == commit
     assert view.marker.sequence == sequence + 1
     assert violations(tale.document()) == []
@@ -158,36 +165,36 @@ def test_what_is_read_again_is_told_by_partition(tale):
     "time_ms, snapshot_id", [(1000, 101), (2999, 102), (5500, 105), (99_000, 106)]
 )
 def test_a_time_means_the_snapshot_of_that_time(tale, time_ms, snapshot_id):
-    plan = plan_table(tale.past(), Target(time_ms=time_ms))
+    plan = plan_table(tale.past(), RewindTarget(time_ms=time_ms))
     assert plan.to_snapshot == snapshot_id
-    assert plan.moves == (snapshot_id < 106)
+    assert plan.changes == (snapshot_id < 106)
     assert plan.notes == ()
 
 
 def test_before_its_first_claim_a_table_goes_back_to_it():
     made = Tale().foreign("append", 10).own(at(5)).own(at(9), 4)
-    plan = plan_table(made.past(), Target(time_ms=1500))
+    plan = plan_table(made.past(), RewindTarget(time_ms=1500))
     assert (plan.to_snapshot, plan.rows_after) == (102, 0)
-    assert plan.then.positions == at(5)
+    assert plan.marker.positions == at(5)
     assert "back to its beginning" in plan.notes[0]
 
 
 def test_claims_and_rewrites_alone_are_nothing_to_do(tale):
     tale.own(at(12, 3), generation=3, stream_ids={"t": "id"}).foreign("replace", 9, 9)
     plan = plan_table(tale.past(), to(106))
-    assert not plan.moves
-    assert plan_table(tale.past(), to(105)).moves
+    assert not plan.changes
+    assert plan_table(tale.past(), to(105)).changes
 
 
 def test_again_and_back_again(tale):
     """After a rewind the same target is nothing to do, and what was left can be taken up again."""
     past = tale.past()
     tale.gone_back(plan_table(past, to(102)))
-    assert not plan_table(tale.past(), to(102)).moves
-    assert not plan_table(tale.past(), Target(time_ms=2500)).moves
+    assert not plan_table(tale.past(), to(102)).changes
+    assert not plan_table(tale.past(), RewindTarget(time_ms=2500)).changes
     tale.own(at(11), 2, generation=10)
     forth = plan_table(tale.past(), to(106))
-    assert (forth.then.positions, forth.rows_before, forth.rows_after) == (at(12, 3), 6, 9)
+    assert (forth.marker.positions, forth.rows_before, forth.rows_after) == (at(12, 3), 6, 9)
     assert forth.snapshots_left == 2
     tale.gone_back(forth, generation=11)
     assert violations(tale.document()) == []
@@ -196,27 +203,27 @@ def test_again_and_back_again(tale):
 
 def test_a_rollback_by_hand_is_followed(tale):
     tale.current = 103
-    assert standing(view_of(tale.document(), "p")) is Standing.REWOUND
-    plan = plan_table(tale.past(), Target(time_ms=99_000))
-    assert (plan.moves, plan.to_snapshot, plan.then.positions) == (True, 103, at(9, 3))
+    assert marker_status(table_state(tale.document(), "p")) is MarkerStatus.REWOUND
+    plan = plan_table(tale.past(), RewindTarget(time_ms=99_000))
+    assert (plan.changes, plan.to_snapshot, plan.marker.positions) == (True, 103, at(9, 3))
     assert "rolled it back by hand" in plan.notes[0]
     tale.gone_back(plan)
-    assert standing(view_of(tale.document(), "p")) is Standing.OURS
+    assert marker_status(table_state(tale.document(), "p")) is MarkerStatus.OURS
     assert violations(tale.document()) == []
 
 
 def test_a_run_that_is_at_work_is_fenced(tale):
-    planned = view_of(tale.document(), "p")
+    planned = table_state(tale.document(), "p")
     claim = Claim("p", 2, "r")
     tried = replace(planned.marker, commit_id="late", previous_commit_id="c6", sequence=7)
     tale.gone_back(plan_table(tale.past(), to(102)), generation=3)
-    seen = view_of(tale.document(), "p")
-    assert resolve(seen, tried, planned) is Outcome.FENCED
+    seen = table_state(tale.document(), "p")
+    assert outcome_of_commit(seen, tried, planned) is CommitOutcome.FENCED
     # Even one whose commit had landed, and was left behind before it looked.
     landed = replace(planned.marker, commit_id="c6")
-    assert resolve(seen, landed, planned) is Outcome.FENCED
-    assert may_claim(seen, claim) is Outcome.FENCED
-    assert may_claim(seen, Claim("p", 4, "next")) is Outcome.AGAIN
+    assert outcome_of_commit(seen, landed, planned) is CommitOutcome.FENCED
+    assert claim_outcome(seen, claim) is CommitOutcome.FENCED
+    assert claim_outcome(seen, Claim("p", 4, "next")) is CommitOutcome.AGAIN
 
 
 # ── what cannot be known ────────────────────────────────────────────────────────────────────────
@@ -229,7 +236,7 @@ def test_expiry_hides_positions_that_have_moved_since(tale):
         plan_table(past, to(103))
     assert refused.value.hint == "the oldest that can be reached is 106"
     with pytest.raises(TableRefused, match="have expired") as refused:
-        plan_table(past, Target(time_ms=2500))
+        plan_table(past, RewindTarget(time_ms=2500))
     assert "103" in refused.value.where
 
 
@@ -237,7 +244,7 @@ def test_what_has_not_moved_since_is_known_after_expiry(tale):
     tale.own(at(20, 3), 5, generation=2)
     past = tale.past(expired=range(101, 106))
     plan = plan_table(past, to(106))
-    assert (plan.then.positions, plan.rows_after) == (at(12, 3), 9)
+    assert (plan.marker.positions, plan.rows_after) == (at(12, 3), 9)
     tale.own(at(20, 8), 5, generation=2)
     with pytest.raises(TableRefused, match="position of t/1") as refused:
         plan_table(tale.past(expired=range(101, 106)), to(106))
@@ -248,7 +255,7 @@ def test_no_commit_is_left(tale):
     tale.foreign("replace", 9, 9).foreign("append", 1)
     past = tale.past(expired=range(101, 107))
     with pytest.raises(TableRefused, match="have expired"):
-        plan_table(past, Target(time_ms=7500))
+        plan_table(past, RewindTarget(time_ms=7500))
     with pytest.raises(TableRefused, match="no commit of this pipeline") as refused:
         plan_table(past, to(107))
     assert refused.value.hint == "no snapshot of it can be reached"
@@ -262,7 +269,7 @@ def test_a_forgotten_parent_changes_nothing(tale, expired):
 
     def planned(document, target):
         try:
-            return plan_table(past_of(document, "s.t", "p"), target)
+            return plan_table(table_history(document, "s.t", "p"), target)
         except TableRefused as refused:
             return str(refused), refused.where, refused.hint
 
@@ -273,7 +280,10 @@ def test_a_forgotten_parent_changes_nothing(tale, expired):
         for each in cut["snapshots"]
     ]
     assert forgotten != cut["snapshots"]
-    for target in [*map(to, range(101, 107)), *(Target(time_ms=1000 * n) for n in range(1, 8))]:
+    for target in [
+        *map(to, range(101, 107)),
+        *(RewindTarget(time_ms=1000 * n) for n in range(1, 8)),
+    ]:
         assert planned({**cut, "snapshots": forgotten}, target) == planned(cut, target)
 
 
@@ -285,7 +295,7 @@ def test_no_such_snapshot_and_no_marker(tale):
         tale.past()
     replaced = Tale().own(at(1)).document() | {"table-uuid": "another"}
     with pytest.raises(TableRefused, match="not the one that this pipeline wrote to"):
-        past_of(replaced, "s.t", "p")
+        table_history(replaced, "s.t", "p")
 
 
 def test_rows_of_others_are_named_and_those_of_pipelines_kept(tale):
@@ -295,12 +305,12 @@ def test_rows_of_others_are_named_and_those_of_pipelines_kept(tale):
         "2 snapshots of others are left behind and NOT made again: 13 rows added, 5 deleted",
     )
     assert plan_table(tale.past(), to(108)).notes == ()
-    assert plan_table(tale.past(), to(108)).then.positions == at(12, 3)
+    assert plan_table(tale.past(), to(108)).marker.positions == at(12, 3)
     other = {"icestream.pipeline": "q", "icestream.commit-id": "q1", "icestream.offsets": "{}"}
     tale.foreign("append", 2, 0, **other)
     with pytest.raises(TableRefused, match="pipeline `q` has written to it since"):
         plan_table(tale.past(), to(108))
-    assert not plan_table(tale.past(), to(110)).moves
+    assert not plan_table(tale.past(), to(110)).changes
 
 
 # ── accepted losses ─────────────────────────────────────────────────────────────────────────────
@@ -309,8 +319,8 @@ def test_rows_of_others_are_named_and_those_of_pipelines_kept(tale):
 def test_a_loss_by_retention_counts_from_its_acceptance_on(tale):
     loss = Loss("retention", "t", 0, 12, 20)
     tale.own(at(20, 3), generation=3, losses=(loss,)).own(at(25, 3), 5, generation=3)
-    assert plan_table(tale.past(), to(107)).then.losses == (loss,)
-    assert plan_table(tale.past(), to(106)).then.losses == ()
+    assert plan_table(tale.past(), to(107)).marker.losses == (loss,)
+    assert plan_table(tale.past(), to(106)).marker.losses == ()
 
 
 @pytest.mark.parametrize("kind", ["recreated", "truncated"])
@@ -318,7 +328,7 @@ def test_nobody_goes_back_before_other_records_had_the_offsets(tale, kind):
     loss = Loss(kind, "t", 0, 12, None)
     tale.own(at(0, 3), generation=3, losses=(loss,)).own(at(4, 3), 4, generation=3)
     plan = plan_table(tale.past(), to(107))
-    assert (plan.then.positions, plan.then.losses) == (at(0, 3), (loss,))
+    assert (plan.marker.positions, plan.marker.losses) == (at(0, 3), (loss,))
     with pytest.raises(TableRefused, match="created again or truncated") as refused:
         plan_table(tale.past(), to(106))
     assert refused.value.hint == "the oldest that can be reached is 107"
@@ -329,8 +339,8 @@ def test_a_deleted_topic_does_not_come_back():
     made = Tale().own({"t": {0: 0}, "u": {0: 0}}).own(both, 12)
     made.own({"t": {0: 5}}, generation=2, losses=(Loss("deleted", "u", 0, 7, None),))
     made.own({"t": {0: 9}}, 4, generation=2)
-    assert plan_table(made.past(), to(103)).then.positions == {"t": {0: 5}}
-    assert plan_table(made.past(), to(102)).then.positions == {"t": {0: 5}}
+    assert plan_table(made.past(), to(103)).marker.positions == {"t": {0: 5}}
+    assert plan_table(made.past(), to(102)).marker.positions == {"t": {0: 5}}
     with pytest.raises(TableRefused, match="`u` was deleted"):
         plan_table(made.past(), to(101))
 
@@ -343,10 +353,10 @@ def test_the_list_of_files_is_that_of_the_commit_that_moved():
     made.own({"files": {0: 2}}, 4, details={"ledger": "positions-c2.jsonl"})
     made.own({"files": {0: 2}}, generation=2, details={"ledger": "positions-c2.jsonl"})
     made.own({"files": {0: 3}}, 4, generation=2, details={"ledger": "positions-c4.jsonl"})
-    names = [plan_table(made.past(), to(n)).then.details["ledger"] for n in (101, 102, 103, 104)]
+    names = [plan_table(made.past(), to(n)).marker.details["ledger"] for n in (101, 102, 103, 104)]
     assert names == [f"positions-c{n}.jsonl" for n in (1, 2, 2, 4)]
     aside = Tale().own({}).own({"files": {0: 2}}, 1, details={"ledger": "positions-c2.jsonl"})
-    assert plan_table(aside.past(), to(101)).then.details == {}
+    assert plan_table(aside.past(), to(101)).marker.details == {}
 
 
 # ── quarantine, and counts of bad records ───────────────────────────────────────────────────────
@@ -373,17 +383,17 @@ def nobody_counts(snapshot_id, limit):
 def test_a_quarantine_goes_with_its_table(table_to, aside_to, moves, bad):
     table, aside = pair()
     plan = plan_table(table.past(), to(table_to))
-    along, quarantined = plan_aside(aside.past(), table.past(), plan, nobody_counts)
-    assert (along.moves, along.to_snapshot, quarantined) == (moves, aside_to, bad)
-    counts = counts_then(table.past(), plan, quarantined, by_offsets=True)
+    along, quarantined = plan_quarantine(aside.past(), table.past(), plan, nobody_counts)
+    assert (along.changes, along.to_snapshot, quarantined) == (moves, aside_to, bad)
+    counts = counts_at(table.past(), plan, quarantined, by_offsets=True)
     table.gone_back(plan, counts)
     # The table went and the quarantine did not: the same plan again, for the quarantine alone.
     plan = plan_table(table.past(), to(table_to))
-    again, quarantined = plan_aside(aside.past(), table.past(), plan, nobody_counts)
-    assert (plan.moves, again.to_snapshot, quarantined) == (False, aside_to, bad)
+    again, quarantined = plan_quarantine(aside.past(), table.past(), plan, nobody_counts)
+    assert (plan.changes, again.to_snapshot, quarantined) == (False, aside_to, bad)
     aside.gone_back(again)
     plan, after = plan_table(table.past(), to(table_to)), aside.past()
-    assert not plan_aside(after, table.past(), plan, nobody_counts)[0].moves
+    assert not plan_quarantine(after, table.past(), plan, nobody_counts)[0].changes
     assert violations(aside.document()) == []
 
 
@@ -394,12 +404,12 @@ def test_a_quarantine_that_a_crash_left_ahead():
     aside = Tale("q").own({}).own({"t": {0: 20}}, 3, commit="x")
     plan = plan_table(table.past(), to(102))
     two_below = {101: 0, 102: 2}
-    along, bad = plan_aside(aside.past(), table.past(), plan, lambda at, limit: two_below[at])
-    assert (along.moves, along.to_snapshot, bad) == (False, 102, 2)  # it has what lies below 10
-    along, bad = plan_aside(aside.past(), table.past(), plan, lambda at, limit: 0)
-    assert (along.moves, along.to_snapshot, bad) == (True, 101, 0)  # all of it lies above
-    along, bad = plan_aside(aside.past(), table.past(), plan, None)
-    assert (along.moves, bad) == (False, 0)  # nobody can tell: ahead is safe
+    along, bad = plan_quarantine(aside.past(), table.past(), plan, lambda at, limit: two_below[at])
+    assert (along.changes, along.to_snapshot, bad) == (False, 102, 2)  # it has what lies below 10
+    along, bad = plan_quarantine(aside.past(), table.past(), plan, lambda at, limit: 0)
+    assert (along.changes, along.to_snapshot, bad) == (True, 101, 0)  # all of it lies above
+    along, bad = plan_quarantine(aside.past(), table.past(), plan, None)
+    assert (along.changes, bad) == (False, 0)  # nobody can tell: ahead is safe
 
 
 def test_a_quarantine_of_a_batch_that_was_planned_again():
@@ -409,36 +419,36 @@ def test_a_quarantine_of_a_batch_that_was_planned_again():
     aside = Tale("q").own({}).own({"t": {0: 10}}, 2, commit="x").own({"t": {0: 20}}, 1, commit="c3")
     for below in (nobody_counts, None):
         plan = plan_table(table.past(), to(102))
-        along, bad = plan_aside(aside.past(), table.past(), plan, below)
-        assert (along.moves, along.to_snapshot, bad) == (True, 102, 2)
+        along, bad = plan_quarantine(aside.past(), table.past(), plan, below)
+        assert (along.changes, along.to_snapshot, bad) == (True, 102, 2)
 
 
 def test_a_quarantine_whose_past_has_expired_stays():
     table, aside = pair()
     plan = plan_table(table.past(), to(103))
     past = aside.past(expired={101, 102, 103})
-    along, bad = plan_aside(past, table.past(), plan, lambda at, limit: 1)
-    assert (along.moves, along.to_snapshot, bad) == (False, 104, 1)
+    along, bad = plan_quarantine(past, table.past(), plan, lambda at, limit: 1)
+    assert (along.changes, along.to_snapshot, bad) == (False, 104, 1)
     assert "it stays" in along.notes[0]
-    assert plan_aside(past, table.past(), plan, None)[1] == 1
+    assert plan_quarantine(past, table.past(), plan, None)[1] == 1
     past = aside.foreign("replace", 3, 3).past(expired=range(101, 105))
-    along, bad = plan_aside(past, table.past(), plan, lambda at, limit: 1)
-    assert (along.moves, along.to_snapshot, bad) == (False, 105, 1)
+    along, bad = plan_quarantine(past, table.past(), plan, lambda at, limit: 1)
+    assert (along.changes, along.to_snapshot, bad) == (False, 105, 1)
 
 
 def test_a_quarantine_takes_up_again_what_it_had_left_with_its_table():
     """Forth to where both were before: what came since was cut differently."""
     table, aside = pair()
     first = plan_table(table.past(), to(101))
-    along, _ = plan_aside(aside.past(), table.past(), first, nobody_counts)
+    along, _ = plan_quarantine(aside.past(), table.past(), first, nobody_counts)
     aside.gone_back(along)
     table.gone_back(first, Counts())
     table.own({"t": {0: 30}}, 27, counts=Counts(27, 3), generation=10)
     aside.own({"t": {0: 30}}, 3, commit=table.marker.commit_id, generation=10)
     forth = plan_table(table.past(), to(103))
-    along, bad = plan_aside(aside.past(), table.past(), forth, nobody_counts)
-    assert (along.moves, along.to_snapshot, bad) == (True, 102, 1)
-    assert along.then.positions == {"t": {0: 10}}
+    along, bad = plan_quarantine(aside.past(), table.past(), forth, nobody_counts)
+    assert (along.changes, along.to_snapshot, bad) == (True, 102, 1)
+    assert along.marker.positions == {"t": {0: 10}}
     aside.gone_back(along, generation=11)
     assert violations(aside.document()) == []
 
@@ -449,14 +459,14 @@ def test_a_quarantine_keeps_what_is_older_than_its_tables_history():
     aside.own({"t": {0: 40}}, 1, commit="c6")
     past = table.past(expired=range(101, 105))
     plan = plan_table(past, to(105))
-    along, bad = plan_aside(aside.past(), past, plan, nobody_counts)
+    along, bad = plan_quarantine(aside.past(), past, plan, nobody_counts)
     assert (along.to_snapshot, along.rows_after, bad) == (104, 3, 3)
 
 
 def test_dropped_records_are_no_more_than_fit(tale):
     tale.own(at(40, 3), 20, generation=2, counts=Counts(29, 0, 8))
     plan = plan_table(tale.past(), to(106))
-    assert counts_then(tale.past(), plan, None, by_offsets=True) == Counts(9, 0, 1)
-    assert counts_then(tale.past(), plan, None, by_offsets=False) == Counts(9, 0, 8)
+    assert counts_at(tale.past(), plan, None, by_offsets=True) == Counts(9, 0, 1)
+    assert counts_at(tale.past(), plan, None, by_offsets=False) == Counts(9, 0, 8)
     plan = plan_table(tale.past(), to(107))
-    assert counts_then(tale.past(), plan, None, by_offsets=True) == Counts(29, 0, 8)
+    assert counts_at(tale.past(), plan, None, by_offsets=True) == Counts(29, 0, 8)

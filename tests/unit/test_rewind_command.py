@@ -13,7 +13,7 @@ from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
 from icestream.config.load import load
 from icestream.errors import GaveUp, TableRefused
-from icestream.rewind import Target, rewind, tables
+from icestream.rewind import RewindTarget, rewind, tables
 from icestream.rewind.plan import moment
 from icestream.tables.marker import Counts, Marker, property_name, summary
 from icestream.verify import verify
@@ -184,7 +184,7 @@ def test_all_tables_to_a_time(loaded, call):
 
 
 def test_a_death_between_two_tables_is_made_good_by_a_repetition(loaded, monkeypatch):
-    real, calls = tables.move, []
+    real, calls = tables.commit_rewind, []
 
     def dies(catalog, table, plan, marker):
         if calls:
@@ -192,8 +192,8 @@ def test_a_death_between_two_tables_is_made_good_by_a_repetition(loaded, monkeyp
         calls.append(plan.table)
         real(catalog, table, plan, marker)
 
-    monkeypatch.setattr(tables, "move", dies)
-    start = Target(time_ms=0)
+    monkeypatch.setattr(tables, "commit_rewind", dies)
+    start = RewindTarget(time_ms=0)
     with pytest.raises(KeyboardInterrupt):
         rewind(loaded.pipeline, start)
     assert calls == ["shop.orders"]
@@ -201,7 +201,7 @@ def test_a_death_between_two_tables_is_made_good_by_a_repetition(loaded, monkeyp
     assert offsets(loaded, "shop.pages") == list(range(10))
     assert proved(loaded).clean  # each table and its position agree all the same
     generation = marker(loaded, "shop.orders").generation
-    monkeypatch.setattr(tables, "move", real)
+    monkeypatch.setattr(tables, "commit_rewind", real)
     done = rewind(loaded.pipeline, start)
     assert [plan.table for plan in done.moves] == ["shop.pages"]
     assert marker(loaded, "shop.pages").generation == generation + 1
@@ -210,7 +210,7 @@ def test_a_death_between_two_tables_is_made_good_by_a_repetition(loaded, monkeyp
 
 
 def test_a_commit_meanwhile_is_seen_and_left_behind_too(loaded, monkeypatch):
-    real, calls = tables.move, []
+    real, calls = tables.commit_rewind, []
 
     def after_a_commit(catalog, table, plan, marker):
         if not calls:
@@ -218,15 +218,15 @@ def test_a_commit_meanwhile_is_seen_and_left_behind_too(loaded, monkeypatch):
         calls.append(plan.table)
         real(catalog, table, plan, marker)
 
-    monkeypatch.setattr(tables, "move", after_a_commit)
-    rewind(loaded.pipeline, Target(time_ms=0))
+    monkeypatch.setattr(tables, "commit_rewind", after_a_commit)
+    rewind(loaded.pipeline, RewindTarget(time_ms=0))
     assert calls == ["shop.orders", "shop.orders", "shop.pages"]
     assert offsets(loaded, "shop.orders") == []
     assert proved(loaded).clean
 
 
 def test_a_lost_answer_is_no_second_commit(loaded, monkeypatch):
-    real, calls = tables.move, []
+    real, calls = tables.commit_rewind, []
 
     def unanswered(catalog, table, plan, marker):
         calls.append(plan.table)
@@ -234,9 +234,9 @@ def test_a_lost_answer_is_no_second_commit(loaded, monkeypatch):
         if len(calls) == 1:
             raise CommitFailedException("as if it had not landed")
 
-    monkeypatch.setattr(tables, "move", unanswered)
+    monkeypatch.setattr(tables, "commit_rewind", unanswered)
     before = len(ids(loaded, "shop.orders"))
-    rewind(loaded.pipeline, Target(time_ms=0))
+    rewind(loaded.pipeline, RewindTarget(time_ms=0))
     assert calls == ["shop.orders", "shop.pages"]
     assert len(ids(loaded, "shop.orders")) == before + 1
 
@@ -245,10 +245,10 @@ def test_it_gives_up_when_a_run_is_always_faster(loaded, monkeypatch):
     def refused(*_):
         raise CommitFailedException("branch main has changed")
 
-    monkeypatch.setattr(tables, "move", refused)
+    monkeypatch.setattr(tables, "commit_rewind", refused)
     monkeypatch.setattr(tables.time, "sleep", lambda seconds: None)
     with pytest.raises(GaveUp, match="5 commits failed: branch main has changed"):
-        rewind(loaded.pipeline, Target(time_ms=0))
+        rewind(loaded.pipeline, RewindTarget(time_ms=0))
 
 
 def test_a_rollback_by_hand_is_taken_up(loaded, call):

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 from pyiceberg.manifest import DataFileContent, FileFormat
 
-from icestream.commit.java_catalog import REWRITE_ID, Outdated, Replace
-from icestream.commit.protocol import Ancestor, CommitFailed, TableView
+from icestream.commit.java_catalog import REWRITE_ID, InputsReplaced, ReplacedFiles
+from icestream.commit.protocol import AncestorSnapshot, CommitFailed, TableState
 from icestream.errors import Unreachable
-from icestream.index.rewrite_update import Move
-from icestream.maintain.gate import NoTurn
+from icestream.index.rewrite_update import RewriteIndexUpdate
+from icestream.maintain.gate import GateClosed
 from icestream.maintain.rewrite import commit
-from icestream.maintain.rewrite.commit import ATTEMPTS, Desk, Try
+from icestream.maintain.rewrite.commit import ATTEMPTS, RewriteAttempt, RewriteCommitter
 from icestream.maintain.rewrite.task_runner import Cancelled
-from icestream.tables.live_files import GiveWay, _file
+from icestream.tables.live_files import GaveWay, _file
 from icestream.write.target import StagedFile
 
 
@@ -31,7 +31,7 @@ class Table:
     def load(self, name):
         kept = self.history[self.kept_from :]
         lineage = [
-            Ancestor(number, number - 1 if number > 1 else None, number, None)
+            AncestorSnapshot(number, number - 1 if number > 1 else None, number, None)
             for number, _ in reversed(kept)
         ]
         snapshots = [
@@ -39,12 +39,12 @@ class Table:
             for number, one in kept
         ]
         base = SimpleNamespace(document={"snapshots": snapshots})
-        return TableView("uuid", None, tuple(lineage), lineage[0].sequence_number, 0, base)
+        return TableState("uuid", None, tuple(lineage), lineage[0].sequence_number, 0, base)
 
     def move_on(self, rewrite=None):
         self.history.append((self.history[-1][0] + 1, rewrite))
 
-    def replace(self, name, base, work):
+    def commit_rewrite(self, name, base, work):
         self.offers.append(work.rewrite_id)
         fate = self.fates.pop(0) if self.fates else "landed"
         if fate == "landed":
@@ -57,7 +57,7 @@ class Table:
             self.move_on()
             raise CommitFailed("the base has moved")
         elif fate == "outdated":
-            raise Outdated("Missing required files to delete")
+            raise InputsReplaced("Missing required files to delete")
         else:  # nobody knows: it may land until somebody else does
             raise CommitFailed("timeout")
 
@@ -74,19 +74,21 @@ class Offer:
 
     def catch_up(self, view): ...
 
-    def is_near(self, view):
+    def is_nearly_current(self, view):
         return self.near
 
-    def fit(self, view):
+    def next_attempt(self, view):
         number = len(self.tries)
         path = self.folder / f"deletes-{number}"
         path.write_text("x")
         file = StagedFile(str(path), 1, 1, "{}")
-        made = Try(Replace(f"r{number}"), Move(f"r{number}", "o"), [file])
+        made = RewriteAttempt(
+            ReplacedFiles(f"r{number}"), RewriteIndexUpdate(f"r{number}", "o"), [file]
+        )
         self.tries.append(made)
         return made
 
-    def let_go(self, landed, hopeless):
+    def clean_up(self, landed, hopeless):
         assert self.ended is None
         self.ended = (landed.replace.rewrite_id if landed else None, hopeless)
 
@@ -97,21 +99,21 @@ class Mirrors:
     def __init__(self):
         self.moves = set()
 
-    def moving(self, table, move):
+    def announce_rewrite(self, table, move):
         self.moves.add(move.rewrite_id)
 
-    def staying(self, table, rewrite_id):
+    def withdraw_rewrite(self, table, rewrite_id):
         self.moves.discard(rewrite_id)
 
 
 @pytest.fixture
 def land(monkeypatch, tmp_path):
-    monkeypatch.setattr(commit, "_pause", lambda attempt: None)
+    monkeypatch.setattr(commit, "_backoff", lambda attempt: None)
 
     def landed(table, stopped=lambda: False, turns=None):
         offer, mirrors = Offer(table, tmp_path), Mirrors()
         landed.offer, landed.mirrors = offer, mirrors
-        return Desk(table, mirrors, turns).land(offer, stopped)
+        return RewriteCommitter(table, mirrors, turns).commit(offer, stopped)
 
     return landed
 
@@ -144,7 +146,7 @@ def test_an_answer_that_was_lost(land, tmp_path):
 
 def test_what_may_still_land_is_kept(land, tmp_path):
     table = Table(*["silence"] * ATTEMPTS)
-    with pytest.raises(GiveWay, match="timeout"):
+    with pytest.raises(GaveWay, match="timeout"):
         land(table)
     assert land.offer.ended == (None, False)
     assert len(left(tmp_path)) == ATTEMPTS
@@ -158,14 +160,14 @@ def test_silence_and_then_history_moves_on(land, tmp_path):
 
 
 def test_inputs_are_gone(land, tmp_path):
-    with pytest.raises(GiveWay, match="somebody else replaced its files: Missing"):
+    with pytest.raises(GaveWay, match="somebody else replaced its files: Missing"):
         land(Table("too late", "outdated"))
     assert land.offer.ended == (None, True)
     assert (left(tmp_path), land.mirrors.moves) == ([], set())
 
 
 def test_inputs_are_gone_after_silence(land, tmp_path):
-    with pytest.raises(GiveWay):
+    with pytest.raises(GaveWay):
         land(Table("silence", "outdated"))
     assert land.offer.ended == (None, False)  # perhaps it was our own attempt that took them
     assert left(tmp_path) == ["deletes-0"]
@@ -175,8 +177,8 @@ def test_too_much_keeps_coming(land):
     table = Table()
     offer = Offer(table, None)
     offer.near = False
-    with pytest.raises(GiveWay, match="much had come"):
-        Desk(table, None, None).land(offer, lambda: False)
+    with pytest.raises(GaveWay, match="much had come"):
+        RewriteCommitter(table, None, None).commit(offer, lambda: False)
     assert (offer.ended, table.offers) == ((None, True), [])
 
 
@@ -187,11 +189,11 @@ def test_a_stop(land):
 
     class Closed:
         @contextmanager
-        def turn(self, table):
-            raise NoTurn
+        def commit_window(self, table):
+            raise GateClosed
             yield
 
-    with pytest.raises(NoTurn):
+    with pytest.raises(GateClosed):
         land(Table(), turns=Closed())
     assert land.offer.ended == (None, True)
 
@@ -204,13 +206,13 @@ def test_expired_history_is_followed_and_a_rollback_is_not(land):
     table.move_on()
     table.move_on()
     table.kept_from = 5
-    assert commit._descendant(table.load(""), offer.planned)
+    assert commit._refuse_unless_descendant(table.load(""), offer.planned)
     table.history[5:] = []
     table.kept_from = 1
-    assert commit._descendant(table.load(""), offer.planned)
+    assert commit._refuse_unless_descendant(table.load(""), offer.planned)
     table.history[3:] = [(9, None)]  # snapshot 4 is no longer on the way
-    with pytest.raises(GiveWay, match="moved back"):
-        commit._descendant(table.load(""), offer.planned)
+    with pytest.raises(GaveWay, match="moved back"):
+        commit._refuse_unless_descendant(table.load(""), offer.planned)
 
 
 def test_a_catalog_that_does_not_answer_for_a_while(land, tmp_path):
@@ -234,7 +236,7 @@ def entry(content, kind=FileFormat.PARQUET):
 
 
 def test_what_other_programs_write_is_left_alone():
-    with pytest.raises(GiveWay, match="equality deletes"):
+    with pytest.raises(GaveWay, match="equality deletes"):
         _file(entry(DataFileContent.EQUALITY_DELETES))
-    with pytest.raises(GiveWay, match="not a Parquet file"):
+    with pytest.raises(GaveWay, match="not a Parquet file"):
         _file(entry(DataFileContent.DATA, FileFormat.ORC))

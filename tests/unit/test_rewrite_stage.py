@@ -14,17 +14,17 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from icestream.errors import GaveUp, InternalError, SchemaRefused, StorageFailed
-from icestream.index.rewrite_update import Shelf
+from icestream.index.rewrite_update import IndexStaging
 from icestream.index.sorted_run import open_run, read_origin
-from icestream.maintain.rewrite.row_mapping import Moves, Output, Source
-from icestream.maintain.rewrite.stage import Numbered, RewriteTask, Rewritten
-from icestream.maintain.rewrite.task_runner import Cancelled, ProcessJob
+from icestream.maintain.rewrite.row_mapping import RewriteInput, RewriteOutput, RowMapping
+from icestream.maintain.rewrite.stage import RewriteReport, RewriteTask, SequencedFile
+from icestream.maintain.rewrite.task_runner import Cancelled, ProcessTaskRunner
 from icestream.tables.arrow import arrow_schema
-from icestream.write.position_deletes import Place, write_deletes
+from icestream.write.position_deletes import PartitionKey, write_deletes
 from icestream.write.stage import Stager, StageTarget
 
 ROWS = 50
-HERE = Place(0, ())
+HERE = PartitionKey(0, ())
 
 
 def schema(*more):
@@ -81,10 +81,10 @@ def task(files, tmp_path):
     return RewriteTask(
         target=target(tmp_path, "new"),
         place=HERE,
-        inputs=tuple(Numbered(file.path, 2) for file in files),
-        deletes=(*(Numbered(each.path, 2) for each in old), Numbered(early[0].path, 1)),
+        inputs=tuple(SequencedFile(file.path, 2) for file in files),
+        deletes=(*(SequencedFile(each.path, 2) for each in old), SequencedFile(early[0].path, 1)),
         origin="origin",
-        shelf=Shelf(str(tmp_path / "index"), "uuid", 4, (1,)),
+        shelf=IndexStaging(str(tmp_path / "index"), "uuid", 4, (1,)),
     )
 
 
@@ -102,22 +102,22 @@ def ids_in(told):
 
 def test_live_rows_in_order(task, files):
     kind, text = called(task)
-    told = Rewritten.from_json(text)
+    told = RewriteReport.from_json(text)
     assert kind == "rewritten"
     assert ids_in(told) == LEFT  # a delete that is older than its data file deletes nothing
     assert told.rows == {file.path: ROWS for file in files}
-    moves = Moves(
-        [Source(file.path, ROWS, told.deleted(file.path)) for file in files],
-        [Output(file.path, file.records) for file in told.files],
+    moves = RowMapping(
+        [RewriteInput(file.path, ROWS, told.deleted_positions(file.path)) for file in files],
+        [RewriteOutput(file.path, file.records) for file in told.files],
     )
-    dead = moves.moved({files[0].path: np.array([1, 7]), files[2].path: np.array([5])})
+    dead = moves.map_positions({files[0].path: np.array([1, 7]), files[2].path: np.array([5])})
     assert {LEFT[at] for at in dead[told.files[0].path].tolist()} == {1, 205}
 
 
 def test_entries_for_the_index(task, tmp_path):
     small = {**task.target.properties, "write.parquet.row-group-size-bytes": "500"}
     small["write.target-file-size-bytes"] = "1"
-    told = Rewritten.from_json(
+    told = RewriteReport.from_json(
         called(replace(task, target=replace(task.target, properties=small)))[1]
     )
     assert len(told.files) > 2
@@ -139,7 +139,7 @@ def test_entries_for_the_index(task, tmp_path):
 
 def test_new_columns(task, tmp_path):
     wider = schema((9, "more", t.IntegerType()))
-    told = Rewritten.from_json(called(replace(task, target=target(tmp_path, "new", wider)))[1])
+    told = RewriteReport.from_json(called(replace(task, target=target(tmp_path, "new", wider)))[1])
     rows = pq.read_table(told.files[0].path)
     assert rows.column_names == ["id", "text", "_src_sequence", "more"]
     assert rows.column("more").null_count == len(LEFT)
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_told(task, files, tmp_path):
     kind, text = called(replace(task, target=target(tmp_path, "new", other), shelf=None))
     assert kind == ""
     assert SchemaRefused.__name__ in text
-    gone = replace(task, inputs=(*task.inputs, Numbered("/nowhere", 1)))
+    gone = replace(task, inputs=(*task.inputs, SequencedFile("/nowhere", 1)))
     kind, text = called(gone)
     assert kind == ""
     assert StorageFailed.__name__ in text
@@ -179,15 +179,15 @@ class Broken:
 
 @pytest.mark.slow
 def test_a_process_of_its_own(task):
-    job = ProcessJob()
-    assert ids_in(Rewritten.from_json(job.run(task, "a test", never))) == LEFT
+    job = ProcessTaskRunner()
+    assert ids_in(RewriteReport.from_json(job.run(task, "a test", never))) == LEFT
     worker = job._worker
     assert os.getpriority(os.PRIO_PROCESS, worker.pid) > os.getpriority(os.PRIO_PROCESS, 0)
     with pytest.raises(StorageFailed, match="cannot be rewritten"):
-        job.run(replace(task, inputs=(Numbered("/nowhere", 1),)), "a test", never)
+        job.run(replace(task, inputs=(SequencedFile("/nowhere", 1),)), "a test", never)
     with pytest.raises(InternalError, match="ZeroDivisionError: by nought"):
         job.run(Broken(), "a test", never)
-    assert ids_in(Rewritten.from_json(job.run(task, "a test", never))) == LEFT
+    assert ids_in(RewriteReport.from_json(job.run(task, "a test", never))) == LEFT
     assert job._worker is worker
     answers = iter([False, True])
     with pytest.raises(Cancelled):
@@ -197,13 +197,13 @@ def test_a_process_of_its_own(task):
 
 @pytest.mark.slow
 def test_a_process_that_dies(task):
-    job = ProcessJob()
+    job = ProcessTaskRunner()
     job.run(task, "a test", never)
     job._worker.kill()
     with pytest.raises(GaveUp, match="a test: its process ended with code -9"):
         job.run(task, "a test", never)
     job.run(task, "a test", never)  # another one is started
     worker = job._worker
-    job.rest()
+    job.release_idle()
     assert worker.returncode == 0
     job.close()

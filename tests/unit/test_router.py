@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream.config.checks import check
-from icestream.config.model import Pipeline
+from icestream.config.model import PipelineConfig
 from icestream.config.route import TABLE_NAME
 from icestream.config.router import Router
 from icestream.errors import ConfigError
@@ -15,7 +15,7 @@ from icestream.tables.design import quarantine_name
 def pipeline(*rules):
     source = {"type": "files", "path": "in"}
     facts = {"name": "p", "source": source, "tables": list(rules)}
-    return Pipeline.model_validate(facts, context={"folder": "/"})
+    return PipelineConfig.model_validate(facts, context={"folder": "/"})
 
 
 def router(*rules):

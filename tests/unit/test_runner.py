@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from icestream.config.model import Pipeline as Config
+from icestream.config.model import PipelineConfig
 from icestream.errors import ConfigError, Fenced, GaveUp, SparkEnded, Unreachable
-from icestream.events import Bus
+from icestream.events import EventBus
 from icestream.run import pipeline_run
-from icestream.run.pipeline_run import Run, StopRequested, _drain
+from icestream.run.pipeline_run import PipelineRun, StopRequested, _wait_until_drained
 from icestream.run.supervisor import _refuse_conflicts, stop_signals
 from icestream.spark import ended
 
@@ -31,18 +31,21 @@ class Closing(Pipeline):
     def close(self):
         pass
 
-    def let_go(self):
+    def commit_consumed(self):
+        pass
+
+    def shut_down(self):
         pass
 
 
 def test_a_batch_after_the_stop_is_sent_away_untouched(tmp_path):
-    run = Run(None, Pipeline(), None)
-    run.handle(None, 1)
+    run = PipelineRun(None, Pipeline(), None)
+    run.process_batch(None, 1)
     run.stopping = True
     with pytest.raises(StopRequested):
-        run.handle(None, 2)
+        run.process_batch(None, 2)
     assert run.pipeline.batches == [1]
-    assert run.refused
+    assert run.batch_turned_away
     assert run.failure is None
 
 
@@ -54,15 +57,15 @@ def test_a_batch_that_is_sent_away_while_the_run_ends_is_no_failure():
 
         def exception(self):
             with pytest.raises(StopRequested) as sent_away:
-                run.handle(None, 2)
+                run.process_batch(None, 2)
             return sent_away.value
 
         def stop(self):
             pass
 
-    run = Run(None, Closing(), Closing(), stopping=True)
+    run = PipelineRun(None, Closing(), Closing(), stopping=True)
     run.query = Query()
-    run.end()
+    run.stop()
     assert run.failure is None
     assert run.pipeline.batches == []
 
@@ -75,7 +78,7 @@ def test_a_stop_of_once_that_meets_a_batch_is_no_failure(ends):
         isActive = False  # noqa: N815
 
         def awaitTermination(self):  # noqa: N802
-            run.handle(None, 2)
+            run.process_batch(None, 2)
 
         processAllAvailable = awaitTermination  # noqa: N815
 
@@ -85,10 +88,10 @@ def test_a_stop_of_once_that_meets_a_batch_is_no_failure(ends):
         def stop(self):
             pass
 
-    run = Run(None, Closing(), Closing(), stopping=True)
+    run = PipelineRun(None, Closing(), Closing(), stopping=True)
     run.query = Query()
-    _drain(run, ends)
-    run.end()
+    _wait_until_drained(run, ends)
+    run.stop()
     assert run.failure is None
     assert not run.drained.is_set()
     assert run.pipeline.batches == []
@@ -99,9 +102,9 @@ def test_what_ends_a_stream_of_once_is_its_failure():
         def awaitTermination(self):  # noqa: N802
             raise ValueError("gone")
 
-    run = Run(None, Closing(), Closing())
+    run = PipelineRun(None, Closing(), Closing())
     run.query = Query()
-    _drain(run, ends=True)
+    _wait_until_drained(run, ends=True)
     assert str(run.failure) == "gone"
 
 
@@ -119,18 +122,18 @@ def test_a_deleted_state_folder_does_not_hide_who_took_over(
     tmp_path, monkeypatch, failure, diagnosis, told
 ):
     class Deleted(Closing):
-        def diagnose(self):
+        def explain_failure(self):
             return diagnosis
 
     monkeypatch.setattr(ended, "scratch", tmp_path / "deleted")
-    run = Run(config("p", state_location=str(tmp_path)), Deleted(), Closing())
-    assert type(run.reason(failure)) is told
+    run = PipelineRun(config("p", state_location=str(tmp_path)), Deleted(), Closing())
+    assert type(run.find_cause(failure)) is told
 
 
 def test_a_failure_is_kept_whole(tmp_path):
-    run = Run(None, Pipeline(), None)
+    run = PipelineRun(None, Pipeline(), None)
     with pytest.raises(ValueError, match="nine"):
-        run.handle(None, 9)
+        run.process_batch(None, 9)
     assert isinstance(run.failure, ValueError)
 
 
@@ -140,15 +143,15 @@ def test_a_jvm_that_dies_while_a_failure_is_explained_is_the_explanation(tmp_pat
             pass
 
     class Orphaned(Pipeline):
-        def diagnose(self):
+        def explain_failure(self):
             raise ConnectionRefusedError
 
-        def let_go(self):
+        def shut_down(self):
             pass
 
-    run = Run(config("p", state_location=str(tmp_path)), Orphaned(), Source())
+    run = PipelineRun(config("p", state_location=str(tmp_path)), Orphaned(), Source())
     run.failure = ValueError("the first sign of it")
-    run.end()
+    run.stop()
     assert isinstance(run.failure, SparkEnded)
     assert run.failure.exit_code == 75
 
@@ -161,17 +164,17 @@ def test_a_start_that_fails_says_why_if_it_can(tmp_path, monkeypatch, reason):
         def open(self, *arguments):
             raise FileNotFoundError("the scratch is gone")
 
-        def diagnose(self):
+        def explain_failure(self):
             return reason
 
-        def let_go(self):
+        def shut_down(self):
             pass
 
-    monkeypatch.setattr(pipeline_run, "assembled", lambda *arguments: (Overtaken(), None))
-    told, bus = [], Bus()
+    monkeypatch.setattr(pipeline_run, "build_pipeline", lambda *arguments: (Overtaken(), None))
+    told, bus = [], EventBus()
     bus.join(told.append)
     with pytest.raises(Fenced if reason else FileNotFoundError):
-        pipeline_run.start(None, config("p", state_location=str(tmp_path)), bus, True, False)
+        pipeline_run.start_run(None, config("p", state_location=str(tmp_path)), bus, True, False)
     assert [event.kind for event in told] == ["run_failed"]
 
 
@@ -181,15 +184,15 @@ def test_a_failure_that_cannot_be_looked_into_is_told_as_it_is(tmp_path):
             pass
 
     class Torn(Pipeline):
-        def diagnose(self):
+        def explain_failure(self):
             raise FileNotFoundError("metadata.json")
 
-        def let_go(self):
+        def shut_down(self):
             pass
 
-    run = Run(config("p", state_location=str(tmp_path)), Torn(), Source())
+    run = PipelineRun(config("p", state_location=str(tmp_path)), Torn(), Source())
     run.failure = ValueError("nine")
-    run.end()
+    run.stop()
     assert type(run.failure) is GaveUp
     assert "nine" in str(run.failure)
 
@@ -207,7 +210,7 @@ def test_the_first_signal_asks_and_is_given_back_afterwards(kind):
 
 
 def config(name, **more):
-    return Config.model_validate(
+    return PipelineConfig.model_validate(
         {
             "name": name,
             "source": {"type": "generator"},

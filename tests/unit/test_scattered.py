@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from icestream.batch.decode_task import Report
+from icestream.batch.decode_task import TaskReport
 from icestream.commit.refusals import partitions_refusal
-from icestream.commit.table_commits import Landing, Work
+from icestream.commit.table_commits import TableBatch, TableCommitter
 from icestream.errors import TooManyPartitions
-from icestream.run.restart_policy import passes
-from icestream.write.partition import MOST_PARTITIONS, Scattered, most_partitions
+from icestream.run.restart_policy import is_retryable
+from icestream.write.partition import MOST_PARTITIONS, PartitionLimitExceeded, most_partitions
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 PROPERTY = "icestream.max-partitions-per-commit"
@@ -75,7 +75,7 @@ def staged(target, *batches, memory=128 << 20):
 def test_the_bound_itself_is_fine_and_one_more_is_not(tmp_path):
     fine = staged(target(tmp_path / "fine", "day"), rows(range(MOST_PARTITIONS)))
     assert sum(file.records for file in fine) == MOST_PARTITIONS
-    with pytest.raises(Scattered) as told:
+    with pytest.raises(PartitionLimitExceeded) as told:
         staged(target(tmp_path / "over", "day"), rows(range(MOST_PARTITIONS + 1)))
     assert (told.value.count, told.value.most) == (MOST_PARTITIONS + 1, MOST_PARTITIONS)
     assert not (tmp_path / "over").exists()
@@ -83,7 +83,7 @@ def test_the_bound_itself_is_fine_and_one_more_is_not(tmp_path):
 
 def test_the_outermost_values_are_named_with_their_records(tmp_path):
     days = [n * 7 % 2003 for n in range(2003)]
-    with pytest.raises(Scattered) as told:
+    with pytest.raises(PartitionLimitExceeded) as told:
         staged(target(tmp_path, "day", "word:truncate[1]"), rows(days))
     assert told.value.where == (
         "from at_day=1970-01-01 (offset 0) to at_day=1975-06-26 (offset 20020)"
@@ -93,7 +93,9 @@ def test_the_outermost_values_are_named_with_their_records(tmp_path):
 def test_nulls_are_a_partition_but_no_example(tmp_path):
     batch = rows(range(1500))
     column = pa.array([None, *batch.column("at").to_pylist()[1:]], batch.column("at").type)
-    with pytest.raises(Scattered, match=r"from at_day=1970-01-02 .* to at_day=1974-02-08 "):
+    with pytest.raises(
+        PartitionLimitExceeded, match=r"from at_day=1970-01-02 .* to at_day=1974-02-08 "
+    ):
         staged(target(tmp_path, "day"), batch.set_column(1, "at", column))
 
 
@@ -102,13 +104,13 @@ def test_nulls_are_a_partition_but_no_example(tmp_path):
     [("word:identity", "word_identity=w000000"), ("id:identity", "id_identity=0")],
 )
 def test_partitions_of_other_kinds(tmp_path, transform, first):
-    with pytest.raises(Scattered, match=f"from {first} "):
+    with pytest.raises(PartitionLimitExceeded, match=f"from {first} "):
         staged(target(tmp_path, transform), rows(range(1001)))
 
 
 def test_runs_that_were_put_aside_count_together(tmp_path):
     batches = [rows(range(n, n + 300)) for n in range(0, 1200, 300)]
-    with pytest.raises(Scattered) as told:
+    with pytest.raises(PartitionLimitExceeded) as told:
         staged(target(tmp_path / "data", "day"), *batches, memory=10_000)
     assert told.value.count == 1200
     assert not (tmp_path / "data").exists()
@@ -124,7 +126,7 @@ def test_the_property_moves_the_bound(tmp_path):
     assert most_partitions({}) == 1000
     wide = target(tmp_path / "wide", "day", **{PROPERTY: "1500"})
     assert len(staged(wide, rows(range(1500)))) == 1500
-    with pytest.raises(Scattered):
+    with pytest.raises(PartitionLimitExceeded):
         staged(target(tmp_path / "narrow", "day", **{PROPERTY: "10"}), rows(range(11)))
 
 
@@ -132,12 +134,12 @@ def test_the_property_moves_the_bound(tmp_path):
 
 
 def checked(folder, files):
-    """What Landing says to a batch with these files."""
+    """What TableCommitter says to a batch with these files."""
     view = SimpleNamespace(base=SimpleNamespace(document={"properties": {PROPERTY: "3"}}))
-    work = Work(SimpleNamespace(name="db.t"), None, view, None, None, "c", {})
-    report = Report(read=len(files), landed=len(files), files=tuple(files))
-    landing = Landing(None, None, None, None)
-    landing._check(work, report, SimpleNamespace(read=len(files)))
+    work = TableBatch(SimpleNamespace(name="db.t"), None, view, None, None, "c", {})
+    report = TaskReport(read=len(files), landed=len(files), files=tuple(files))
+    landing = TableCommitter(None, None, None, None)
+    landing._check_report(work, report, SimpleNamespace(read=len(files)))
 
 
 def files(folder, *days):
@@ -165,7 +167,7 @@ def test_the_error_is_final_and_says_what_to_do():
     made = partitions_refusal("db.t", 5000, 1000, "from a to b")
     assert isinstance(made, TooManyPartitions)
     assert made.exit_code == 1
-    assert not passes(made)
+    assert not is_retryable(made)
     assert "table `db.t`: a batch has rows for 5,000 partitions" in made.what
     for name in ("partition_by", "max_records_per_commit", PROPERTY):
         assert f"`{name}`" in made.hint

@@ -8,8 +8,8 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
-from icestream.batch.row_layout import Shape, split
-from icestream.formats import Decoded
+from icestream.batch.row_layout import RowLayout, split_good_and_bad
+from icestream.formats import DecodedBatch
 from icestream.records import RECORDS
 from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA
 from icestream.tables.arrow import arrow_schema
@@ -30,19 +30,21 @@ def batch(n: int = 3) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=RECORDS)
 
 
-def decoded(errors: list[str | None]) -> Decoded:
+def decoded(errors: list[str | None]) -> DecodedBatch:
     n = len(errors)
     arrow = schema_to_pyarrow(DATA, include_field_ids=True)
     columns = [pa.array(range(n), pa.int64()), pa.array([f"n{i}" for i in range(n)])]
     arrays = [c.cast(f.type) for c, f in zip(columns, arrow, strict=True)]
-    return Decoded(pa.RecordBatch.from_arrays(arrays, schema=arrow), pa.array(errors, pa.string()))
+    return DecodedBatch(
+        pa.RecordBatch.from_arrays(arrays, schema=arrow), pa.array(errors, pa.string())
+    )
 
 
-SHAPE = Shape(schema_to_pyarrow(TABLE, include_field_ids=True), "shop", NOW)
+SHAPE = RowLayout(schema_to_pyarrow(TABLE, include_field_ids=True), "shop", NOW)
 
 
 def test_good_rows_have_the_tables_columns() -> None:
-    out = split(batch(), decoded([None, "why", None]), SHAPE)
+    out = split_good_and_bad(batch(), decoded([None, "why", None]), SHAPE)
     assert out.good.schema.equals(SHAPE.schema, check_metadata=True)
     assert out.good.to_pylist() == [
         {
@@ -61,7 +63,7 @@ def test_good_rows_have_the_tables_columns() -> None:
 
 
 def test_bad_rows_have_the_quarantines_columns() -> None:
-    out = split(batch(), decoded([None, "why", None]), SHAPE, stage="transform")
+    out = split_good_and_bad(batch(), decoded([None, "why", None]), SHAPE, stage="transform")
     want = schema_to_pyarrow(QUARANTINE_SCHEMA, include_field_ids=True)
     assert out.bad.schema.equals(want, check_metadata=True)
     assert out.bad.to_pylist() == [
@@ -82,14 +84,14 @@ def test_bad_rows_have_the_quarantines_columns() -> None:
 
 @pytest.mark.parametrize("errors", [[], [None] * 3, ["x"] * 3, [None, "x", None]])
 def test_every_record_is_in_one_of_the_two(errors: list[str | None]) -> None:
-    out = split(batch(len(errors)), decoded(errors), SHAPE)
+    out = split_good_and_bad(batch(len(errors)), decoded(errors), SHAPE)
     assert len(out.good) + len(out.bad) == len(errors)
     assert len(out.bad) == sum(e is not None for e in errors)
 
 
 def test_clean_batches_are_not_copied() -> None:
     rows = decoded([None] * 3)
-    out = split(batch(), rows, SHAPE)
+    out = split_good_and_bad(batch(), rows, SHAPE)
     assert out.good.column("id").buffers()[1].address == rows.columns["id"].buffers()[1].address
 
 
@@ -115,7 +117,7 @@ def test_keys_and_headers_are_kept() -> None:
     records = with_headers()
     at = RECORDS.get_field_index("key")
     records = records.set_column(at, "key", pa.array([b"k0", None, b"\xff\x00"], pa.binary()))
-    out = split(records, decoded([None] * 3), Shape(KEEPING, "shop", NOW))
+    out = split_good_and_bad(records, decoded([None] * 3), RowLayout(KEEPING, "shop", NOW))
     assert out.good.schema.equals(KEEPING, check_metadata=True)
     assert out.good.column("_src_key").to_pylist() == [b"k0", None, b"\xff\x00"]
     assert out.good.column("_src_headers").to_pylist() == SENT
@@ -124,7 +126,9 @@ def test_keys_and_headers_are_kept() -> None:
 
 
 def test_bad_rows_take_no_headers_along() -> None:
-    out = split(with_headers(), decoded(["why", None, "why"]), Shape(KEEPING, "shop", NOW))
+    out = split_good_and_bad(
+        with_headers(), decoded(["why", None, "why"]), RowLayout(KEEPING, "shop", NOW)
+    )
     assert out.good.column("_src_headers").to_pylist() == [None]
     assert out.good.column("_src_key").to_pylist() == [b"k"]
     want = schema_to_pyarrow(QUARANTINE_SCHEMA, include_field_ids=True)
@@ -134,27 +138,27 @@ def test_bad_rows_take_no_headers_along() -> None:
 
 def test_headers_that_are_no_longer_asked_for_are_null() -> None:
     """The table has the column from before; `include` was taken out of the file since."""
-    out = split(batch(), decoded([None] * 3), Shape(KEEPING, "shop", NOW))
+    out = split_good_and_bad(batch(), decoded([None] * 3), RowLayout(KEEPING, "shop", NOW))
     assert out.good.column("_src_headers").to_pylist() == [None] * 3
     assert out.good.column("_src_key").to_pylist() == [b"k"] * 3
     assert out.good.column("_ingested_at").to_pylist() == [NOW] * 3
 
 
 def test_headers_without_a_column_for_them_are_left_out() -> None:
-    out = split(with_headers(), decoded([None] * 3), SHAPE)
+    out = split_good_and_bad(with_headers(), decoded([None] * 3), SHAPE)
     assert out.good.schema.equals(SHAPE.schema, check_metadata=True)
 
 
 def test_without_metadata_columns() -> None:
-    shape = Shape(schema_to_pyarrow(DATA, include_field_ids=True), "shop", NOW, False)
-    out = split(batch(), decoded([None] * 3), shape)
+    shape = RowLayout(schema_to_pyarrow(DATA, include_field_ids=True), "shop", NOW, False)
+    out = split_good_and_bad(batch(), decoded([None] * 3), shape)
     assert out.good.schema.names == ["id", "name"]
 
 
 def test_a_table_without_data_columns() -> None:
     only = Schema(METADATA_COLUMNS[2])
-    shape = Shape(schema_to_pyarrow(only, include_field_ids=True), "shop", NOW)
-    empty = Decoded(
+    shape = RowLayout(schema_to_pyarrow(only, include_field_ids=True), "shop", NOW)
+    empty = DecodedBatch(
         pa.RecordBatch.from_arrays([], schema=pa.schema([])), decoded(["x", None]).errors
     )
-    assert split(batch(2), empty, shape).good.to_pylist() == [{"_src_offset": 8}]
+    assert split_good_and_bad(batch(2), empty, shape).good.to_pylist() == [{"_src_offset": 8}]

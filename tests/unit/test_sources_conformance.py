@@ -9,12 +9,12 @@ import pytest
 from pydantic import TypeAdapter
 
 from icestream.catalogs import CATALOGS, catalog_for, spark_conf
-from icestream.commit.protocol import Range
+from icestream.commit.protocol import PositionRange
 from icestream.config.options.catalog import Catalog
 from icestream.errors import ConfigError, NotBuilt, Unreachable
 from icestream.plugins import plugin
 from icestream.records import RECORDS
-from icestream.sources import SOURCES, Located, Losses, source_for
+from icestream.sources import SOURCES, LocatedMarker, LossReport, source_for
 from icestream.spark import jars
 from icestream.tables.marker import Marker
 
@@ -62,21 +62,21 @@ def test_it_can_be_checked_and_sampled_without_spark(name, made):
 @sources
 @pytest.mark.parametrize("start", ["earliest", "latest", datetime(2020, 1, 1, tzinfo=UTC)])
 def test_a_start_is_explicit_and_can_be_stored_and_recalled(name, made, start, tmp_path):
-    resolved = made.resolve(start)
+    resolved = made.resolve_start(start)
     assert resolved.positions
     location = str(tmp_path / "table")
-    details = made.keep(resolved.positions, location, "first", {})
+    details = made.store_details(resolved.positions, location, "first", {})
     stored = marker(resolved.positions, resolved.stream_ids, details)
     again = Marker.from_json(stored.to_json())
     assert again == stored
-    made.recall([Located(again, location)])
+    made.load_details([LocatedMarker(again, location)])
     assert made.stream_ids(resolved.positions) == resolved.stream_ids
-    assert made.topics(Range(resolved.positions, resolved.positions)) is not None
+    assert made.topics(PositionRange(resolved.positions, resolved.positions)) is not None
 
 
 @sources
 def test_identities_are_of_the_streams_that_are_asked_for(name, made):
-    every = made.resolve("earliest").positions
+    every = made.resolve_start("earliest").positions
     known = made.stream_ids(every)
     assert set(known) <= set(every)
     for stream in every:
@@ -88,14 +88,14 @@ def test_identities_are_of_the_streams_that_are_asked_for(name, made):
 @sources
 def test_nothing_is_lost_where_nothing_happened(name, made):
     for start in ("earliest", "latest"):
-        resolved = made.resolve(start)
-        assert made.losses(resolved.positions, resolved.stream_ids) == Losses()
-    assert made.losses({}, {}) == Losses()
+        resolved = made.resolve_start(start)
+        assert made.losses(resolved.positions, resolved.stream_ids) == LossReport()
+    assert made.losses({}, {}) == LossReport()
 
 
 @sources
 def test_lag_is_per_partition_of_what_was_reached(name, made):
-    reached = made.resolve("earliest").positions
+    reached = made.resolve_start("earliest").positions
     lag = made.lag(reached)
     assert set(lag) <= set(reached)
     for stream, partitions in lag.items():

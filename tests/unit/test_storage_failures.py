@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from icestream.errors import StorageFailed
-from icestream.run.restart_policy import Patience
+from icestream.run.restart_policy import RestartPolicy
 from icestream.write.stage import StagedFile, Stager, StageTarget
-from icestream.write.staged import missing
+from icestream.write.staged import changed_or_missing
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full to write to")
@@ -49,7 +49,7 @@ def test_a_full_disk_is_said_plainly_and_may_pass(tmp_path):
     assert told.value.what == "data files cannot be written: No space left on device"
     assert told.value.where == str(tmp_path)
     assert told.value.exit_code == 75
-    assert Patience().wait(told.value, 0.0) == 1.0
+    assert RestartPolicy().next_delay(told.value, 0.0) == 1.0
 
 
 @needs_full
@@ -97,9 +97,9 @@ def staged(folder, count=3):
 
 
 def test_files_that_are_there(tmp_path):
-    assert missing([]) == []
-    assert missing(staged(tmp_path)) == []
-    assert missing(staged(tmp_path, 1)) == []
+    assert changed_or_missing([]) == []
+    assert changed_or_missing(staged(tmp_path)) == []
+    assert changed_or_missing(staged(tmp_path, 1)) == []
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
@@ -108,14 +108,14 @@ def test_files_that_are_gone_or_cut_off(tmp_path, scheme):
         StagedFile(scheme + file.path, file.records, file.bytes, "{}") for file in staged(tmp_path)
     ]
     Path(files[0].path.removeprefix(scheme)).unlink()
-    assert missing(files) == [files[0].path]
-    assert missing(files[:1]) == [files[0].path]
+    assert changed_or_missing(files) == [files[0].path]
+    assert changed_or_missing(files[:1]) == [files[0].path]
     Path(files[2].path.removeprefix(scheme)).write_bytes(b"xx")
-    assert missing(files) == [files[0].path, files[2].path]
+    assert changed_or_missing(files) == [files[0].path, files[2].path]
 
 
 def test_odd_names_are_taken_literally(tmp_path):
     files = staged(tmp_path / "a%20b # ?")
-    assert missing(files) == []
+    assert changed_or_missing(files) == []
     Path(files[1].path).unlink()
-    assert missing(files) == [files[1].path]
+    assert changed_or_missing(files) == [files[1].path]

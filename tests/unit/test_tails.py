@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from icestream.formats.debezium import DebeziumFormat, tails
-from icestream.formats.debezium.tails import Apart, tail_of, take_apart
+from icestream.formats.debezium.tails import SplitEnvelopes, tail_of, take_apart
 from icestream.records import RECORDS
 
 CAPTURES = sorted((Path(__file__).parents[1] / "fixtures" / "debezium").glob("*/*.jsonl"))
@@ -66,13 +66,13 @@ def decoded(values, target=TABLE):
 
 
 def nothing(texts, _):
-    return Apart(np.zeros(len(texts), bool), None, {}, {})
+    return SplitEnvelopes(np.zeros(len(texts), bool), None, {}, {})
 
 
 def both_ways(values, target=TABLE):
     quick = decoded(values, target)
     none = patch.object(
-        tails, "take_apart", lambda t, _: Apart(np.zeros(len(t), bool), None, {}, {})
+        tails, "take_apart", lambda t, _: SplitEnvelopes(np.zeros(len(t), bool), None, {}, {})
     )
     with none:
         slow = decoded(values, target)

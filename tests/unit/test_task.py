@@ -10,8 +10,8 @@ import pytest
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
-from icestream.batch.decode_task import Report, StageTask, TableTask, _times
-from icestream.batch.quarantine import Offender, above
+from icestream.batch.decode_task import StageTask, TableTaskInput, TaskReport, _timestamp_range
+from icestream.batch.quarantine import FirstBadRecord, at_or_above
 from icestream.errors import IcestreamError, SourceChanged
 from icestream.formats.json import JsonFormat
 from icestream.records import RECORDS
@@ -87,12 +87,12 @@ def table(place, quarantine=True, **facts):
         "floors": {},
         "quarantine_floors": {},
         "format": JsonFormat(),
-        "rule": "evolve",
+        "schema_evolution": "evolve",
         "bad_records": "quarantine",
         "metadata_columns": True,
         "dropped_columns": frozenset(),
     }
-    return TableTask(**{**known, **facts})
+    return TableTaskInput(**{**known, **facts})
 
 
 def run(tables, *batches, routes=None, reader=None):
@@ -106,7 +106,7 @@ def run(tables, *batches, routes=None, reader=None):
 
 
 def reports(*arguments, **options):
-    found = {name: Report.from_json(text) for name, text in run(*arguments, **options).items()}
+    found = {name: TaskReport.from_json(text) for name, text in run(*arguments, **options).items()}
     for each in found.values():
         # What the driver insists on, except where the batch has to run again.
         if not each.new_fields:
@@ -139,7 +139,7 @@ def test_records_land_with_where_they_came_from(tmp_path):
         (3, "word 3", "a", 0, 5),
     ]
     assert rows(report.files, "_ingested_at") == [(NOW,)] * 3
-    assert report.newest == {"a/0": BASE + 5, "a/7": BASE + 4}
+    assert report.newest_by_partition == {"a/0": BASE + 5, "a/7": BASE + 4}
     assert all("p-00001-c" in file.path for file in report.files)
     assert report.quarantine_files == ()
 
@@ -201,10 +201,10 @@ def test_a_table_that_has_it_all_reports_nothing(tmp_path):
 @pytest.mark.parametrize("floor", range(-1, 5))
 def test_the_floor_itself_is_kept(floor):
     batch = records(*(("a", at, good(at)) for at in range(4)))
-    kept = above(batch, {0: floor}).column("offset").to_pylist()
+    kept = at_or_above(batch, {0: floor}).column("offset").to_pylist()
     assert kept == [at for at in range(4) if at >= floor]
-    assert above(batch, {3: 99}).num_rows == 4
-    assert above(batch, {}).num_rows == 4
+    assert at_or_above(batch, {3: 99}).num_rows == 4
+    assert at_or_above(batch, {}).num_rows == 4
 
 
 # ── bad records ─────────────────────────────────────────────────────────────────────────────────
@@ -231,7 +231,7 @@ def test_bad_records_are_kept_aside(tmp_path):
 def test_only_bad_records(tmp_path):
     report = reports({"t": table(tmp_path)}, records(("a", 0, b"{"), ("a", 1, b"[")))["t"]
     assert (report.landed, report.quarantined, report.files) == (0, 2, ())
-    assert report.newest == {"a/0": BASE + 1}
+    assert report.newest_by_partition == {"a/0": BASE + 1}
 
 
 def test_a_quarantine_that_does_not_exist_is_asked_for(tmp_path):
@@ -249,8 +249,12 @@ def test_bad_records_are_dropped_and_counted(tmp_path):
 
 def test_the_first_bad_record_stops(tmp_path):
     report = reports({"t": table(tmp_path, bad_records="fail")}, BAD)["t"]
-    assert (report.offender.topic, report.offender.partition, report.offender.offset) == ("a", 0, 1)
-    assert report.offender.error
+    assert (report.first_bad.topic, report.first_bad.partition, report.first_bad.offset) == (
+        "a",
+        0,
+        1,
+    )
+    assert report.first_bad.error
     assert report.quarantine_files == ()
     assert not report.wants_quarantine
 
@@ -305,7 +309,7 @@ def test_new_fields_of_one_table_leave_the_other_alone(tmp_path):
 @pytest.mark.parametrize("rule, quarantined", [("ignore", 0), ("freeze", 1)])
 def test_other_rules_for_new_fields(tmp_path, rule, quarantined):
     batch = records(("a", 0, good(1)), ("a", 1, {**good(2), "extra": 1}))
-    report = reports({"t": table(tmp_path, rule=rule)}, batch)["t"]
+    report = reports({"t": table(tmp_path, schema_evolution=rule)}, batch)["t"]
     assert (report.new_fields, report.quarantined) == ((), quarantined)
     assert report.landed == 2 - quarantined
 
@@ -338,38 +342,38 @@ def test_a_bug_fails_the_task(tmp_path):
 
 def test_reports_travel_and_add_up():
     file = StagedFile("x", 2, 3, "{}")
-    one = Report(
+    one = TaskReport(
         read=4,
         landed=2,
         quarantined=1,
         dropped=1,
         files=(file,),
         new_fields=((NewField(("a", "element"), "n", LongType()),),),
-        offender=Offender("a", 0, 1, "no"),
+        first_bad=FirstBadRecord("a", 0, 1, "no"),
         oldest=2,
-        newest={"a/0": 5, "b/0": 2},
+        newest_by_partition={"a/0": 5, "b/0": 2},
     )
-    other = Report(
+    other = TaskReport(
         read=1,
         quarantined=1,
         quarantine_files=(file,),
         new_fields=((NewField((), "m", StringType()),),),
-        offender=Offender("b", 0, 1, "no"),
+        first_bad=FirstBadRecord("b", 0, 1, "no"),
         wants_quarantine=True,
         oldest=1,
-        newest={"a/0": 4, "c/0": 9},
+        newest_by_partition={"a/0": 4, "c/0": 9},
     )
-    assert Report.from_json(one.to_json()) == one
-    assert Report.from_json(other.to_json()) == other
+    assert TaskReport.from_json(one.to_json()) == one
+    assert TaskReport.from_json(other.to_json()) == other
     both = one + other
     assert (both.read, both.landed, both.quarantined, both.dropped) == (5, 2, 2, 1)
     assert (both.files, both.quarantine_files) == ((file,), (file,))
     assert both.new_fields == one.new_fields + other.new_fields
-    assert both.offender == one.offender
+    assert both.first_bad == one.first_bad
     assert both.wants_quarantine
     assert both.oldest == (other + one).oldest == 1
-    assert both.newest == {"a/0": 5, "b/0": 2, "c/0": 9}
-    assert Report() + one == one + Report() == one
+    assert both.newest_by_partition == {"a/0": 5, "b/0": 2, "c/0": 9}
+    assert TaskReport() + one == one + TaskReport() == one
 
 
 # ── timestamps ──────────────────────────────────────────────────────────────────────────────────
@@ -418,12 +422,12 @@ TIMES = {
 @pytest.mark.parametrize("case", TIMES)
 def test_times(case):
     rows, oldest, newest = TIMES[case]
-    assert _times(timed(*rows)) == (oldest, newest)
+    assert _timestamp_range(timed(*rows)) == (oldest, newest)
     zoned = pa.timestamp("us", "Europe/Berlin")  # Spark's session has its own idea
     at = RECORDS.get_field_index("timestamp")
     batch = timed(*rows)
     moved = batch.set_column(at, pa.field("timestamp", zoned), batch.column(at).cast(zoned))
-    assert _times(moved) == (oldest, newest)
+    assert _timestamp_range(moved) == (oldest, newest)
 
 
 def test_times_are_those_of_what_is_read_for_a_table(tmp_path):
@@ -436,8 +440,8 @@ def test_times_are_those_of_what_is_read_for_a_table(tmp_path):
     }
     found = reports(tables, batch, routes={"a": "t", "b": "u"})
     assert found["t"].oldest == BASE + 5
-    assert found["t"].newest == {"a/0": BASE + 7, "a/1": BASE + 6}
-    assert (found["u"].oldest, found["u"].newest) == (BASE + 9, {"b/0": BASE + 9})
+    assert found["t"].newest_by_partition == {"a/0": BASE + 7, "a/1": BASE + 6}
+    assert (found["u"].oldest, found["u"].newest_by_partition) == (BASE + 9, {"b/0": BASE + 9})
 
 
 def test_keys_and_headers_that_are_kept_come_from_the_records(tmp_path):

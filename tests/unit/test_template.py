@@ -24,7 +24,7 @@ from pyiceberg.types import (
 from icestream.formats import template
 from icestream.formats.casts import utf8
 from icestream.formats.json import JsonFormat
-from icestream.formats.template import Slot, Template, take_apart, template_of
+from icestream.formats.template import Slot, Template, match_templates, template_of
 
 KINDS = {
     "id": LongType(),
@@ -48,7 +48,7 @@ def both_ways(
     """Decode by templates where they fit, and by parsing alone."""
     records = batch(values)
     quick = JsonFormat().decode(records, TARGET, rule, dropped)
-    with patch.object(template, "take_apart", lambda texts, *_: ([], np.arange(len(texts)))):
+    with patch.object(template, "match_templates", lambda texts, *_: ([], np.arange(len(texts)))):
         slow = JsonFormat().decode(records, TARGET, rule, dropped)
     return quick, slow
 
@@ -67,7 +67,7 @@ def same(
 
 def taken(values: list[bytes | None], unwanted=lambda name: False) -> list[int]:
     texts, _ = utf8(pa.array(values, pa.binary()))
-    parts, rest = take_apart(texts, KINDS, unwanted)
+    parts, rest = match_templates(texts, KINDS, unwanted)
     rows = sorted(row for part in parts for row in part.rows.tolist())
     assert sorted([*rows, *rest.tolist()]) == list(range(len(values)))
     return rows

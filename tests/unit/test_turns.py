@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from icestream.maintain.gate import NoTurn, Turns
+from icestream.maintain.gate import GateClosed, MaintenanceGate
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def waiting(turns, count):
 
 
 def test_a_commit_waits_for_the_end_of_a_batch_and_the_next_batch_for_it(pool):
-    turns, noted = Turns(), Noted()
+    turns, noted = MaintenanceGate(), Noted()
     first = pool.submit(noted.hold, turns.batch(), "batch 1")
     assert noted.inside.wait(10)
-    commit = pool.submit(noted.pass_through, turns.turn("a"), "commit")
+    commit = pool.submit(noted.pass_through, turns.commit_window("a"), "commit")
     waiting(turns, 1)
     noted.open.set()
     first.result(10)
@@ -60,10 +60,10 @@ def test_a_commit_waits_for_the_end_of_a_batch_and_the_next_batch_for_it(pool):
 
 
 def test_a_batch_that_has_let_one_pass_is_next(pool):
-    turns, noted = Turns(longest_wait=60), Noted()
-    first = pool.submit(noted.hold, turns.turn("a"), "commit")
+    turns, noted = MaintenanceGate(longest_wait=60), Noted()
+    first = pool.submit(noted.hold, turns.commit_window("a"), "commit")
     assert noted.inside.wait(10)
-    behind = [pool.submit(noted.pass_through, turns.turn("a"), "commit") for _ in range(2)]
+    behind = [pool.submit(noted.pass_through, turns.commit_window("a"), "commit") for _ in range(2)]
     waiting(turns, 2)
     batch = pool.submit(noted.pass_through, turns.batch(), "batch")
     until(lambda: turns._queued)
@@ -74,8 +74,8 @@ def test_a_batch_that_has_let_one_pass_is_next(pool):
 
 
 def test_a_batch_goes_on_when_a_commit_takes_too_long(pool):
-    turns, noted = Turns(longest_wait=0.05), Noted()
-    commit = pool.submit(noted.hold, turns.turn("a"), "commit begins")
+    turns, noted = MaintenanceGate(longest_wait=0.05), Noted()
+    commit = pool.submit(noted.hold, turns.commit_window("a"), "commit begins")
     assert noted.inside.wait(10)
     began = time.monotonic()
     with turns.batch():
@@ -83,23 +83,23 @@ def test_a_batch_goes_on_when_a_commit_takes_too_long(pool):
         assert 0.05 <= time.monotonic() - began < 5
     noted.open.set()
     commit.result(10)
-    noted.pass_through(turns.turn("a"), "the next one")
+    noted.pass_through(turns.commit_window("a"), "the next one")
     assert noted.seen == ["commit begins", "the next one"]
 
 
 def test_nobody_waits_for_nobody():
-    turns = Turns(longest_wait=10)
+    turns = MaintenanceGate(longest_wait=10)
     began = time.monotonic()
     for _ in range(100):
         with turns.batch():
             pass
-        with turns.turn("a"):
+        with turns.commit_window("a"):
             pass
     assert time.monotonic() - began < 5
 
 
 def test_a_busy_stream_starves_no_commit(pool):
-    turns, stop = Turns(), threading.Event()
+    turns, stop = MaintenanceGate(), threading.Event()
 
     def stream():
         while not stop.is_set():
@@ -108,7 +108,7 @@ def test_a_busy_stream_starves_no_commit(pool):
 
     busy = pool.submit(stream)
     for _ in range(50):
-        with turns.turn("a"):
+        with turns.commit_window("a"):
             pass
     stop.set()
     busy.result(10)
@@ -116,13 +116,13 @@ def test_a_busy_stream_starves_no_commit(pool):
 
 def test_one_that_is_to_stop_waits_no_longer(pool):
     stop = threading.Event()
-    turns, noted = Turns(stopped=stop.is_set), Noted()
+    turns, noted = MaintenanceGate(stopped=stop.is_set), Noted()
     batch = pool.submit(noted.hold, turns.batch(), "batch")
     assert noted.inside.wait(10)
-    commit = pool.submit(noted.pass_through, turns.turn("a"), "commit")
+    commit = pool.submit(noted.pass_through, turns.commit_window("a"), "commit")
     waiting(turns, 1)
     stop.set()
-    with pytest.raises(NoTurn):
+    with pytest.raises(GateClosed):
         commit.result(10)
     noted.open.set()
     batch.result(10)
@@ -131,11 +131,11 @@ def test_one_that_is_to_stop_waits_no_longer(pool):
 
 
 def test_an_error_inside_ends_the_turn():
-    turns = Turns()
-    for gate in (turns.batch, lambda: turns.turn("a")):
+    turns = MaintenanceGate()
+    for gate in (turns.batch, lambda: turns.commit_window("a")):
         with pytest.raises(ValueError), gate():
             raise ValueError
-    with turns.turn("a"):
+    with turns.commit_window("a"):
         pass
     with turns.batch():
         pass

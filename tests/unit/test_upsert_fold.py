@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT
-from icestream.formats import Changes as Decoded
-from icestream.index.bucket import Found
-from icestream.index.sequences import Sequences
-from icestream.upsert.changes import Changes, changes_of
-from icestream.upsert.fold import fold, in_order, truncated
+from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, RowChanges
+from icestream.index.bucket import LookupResult
+from icestream.index.sequences import SourceSequences
+from icestream.upsert.changes import ChangeBatch, change_batch
+from icestream.upsert.fold import apply_truncates, fold, sorted_by_key
 
 ROW = pa.schema(
     [("id", pa.int64()), ("a", pa.string()), ("b", pa.string()), ("_src_sequence", pa.binary())]
@@ -54,7 +53,7 @@ def changes(events, first_offset=0):
     missing = {name: pa.array([name in e.lacks for e in events]) for name in ("a", "b")}
     old = pa.RecordBatch.from_pydict({"id": pa.array([e.old for e in events], pa.int64())})
     op = pa.array([e.op for e in events], pa.int8())
-    return changes_of(records, rows, Decoded(op, rows.column(3), missing, old), ["id"])
+    return change_batch(records, rows, RowChanges(op, rows.column(3), missing, old), ["id"])
 
 
 def nothing(hashes):
@@ -71,12 +70,12 @@ def table(rows, deleted):
 
     def look_up(hashes):
         found = [where.get(tuple(each)) for each in hashes.tolist()]
-        return Found(
+        return LookupResult(
             np.array([f is not None and not f[0] for f in found], dtype=bool),
             np.array([f is not None and f[0] for f in found], dtype=bool),
             np.zeros(len(found), dtype=np.uint32),
             np.array([f[1] if f else 0 for f in found], dtype=np.uint32),
-            Sequences.of(
+            SourceSequences.of(
                 pa.array([sequence(f[2]) if f else None for f in found], pa.binary()), len(found)
             ),
         )
@@ -85,7 +84,7 @@ def table(rows, deleted):
 
 
 def folded(events, look_up=nothing):
-    return fold(in_order(changes(events)), look_up, None)
+    return fold(sorted_by_key(changes(events)), look_up, None)
 
 
 def rows_of(result):
@@ -115,18 +114,18 @@ def test_a_column_that_is_not_carried_comes_from_the_change_before():
 def test_or_from_the_row_in_the_table():
     one = [Event(1, at=2, a="y", b=None, lacks=frozenset("b"))]
     result = folded(one, table({1: 1}, {}))
-    [lack] = result.lacks
+    [lack] = result.missing
     assert (lack.column, lack.rows.tolist()) == ("b", [0])
-    assert not result.orphans.any()
-    assert folded(one).orphans.tolist() == [True], "there is no row"
-    assert folded(one, table({}, {1: 1})).orphans.tolist() == [True], "it was deleted"
+    assert not result.incomplete.any()
+    assert folded(one).incomplete.tolist() == [True], "there is no row"
+    assert folded(one, table({}, {1: 1})).incomplete.tolist() == [True], "it was deleted"
 
 
 def test_a_delete_counts_though_a_change_after_it_comes_to_nothing():
     late = Event(1, at=3, b=None, lacks=frozenset("b"))
     result = folded([Event(1, DELETE, at=2), late], table({1: 1}, {}))
-    assert result.orphans.tolist() == [True], "its record is bad"
-    assert result.dead.tolist() == result.deleted.tolist() == [True]
+    assert result.incomplete.tolist() == [True], "its record is bad"
+    assert result.old_row_deleted.tolist() == result.deleted.tolist() == [True]
     assert result.deletes.to_pylist() == [sequence(2)]
     assert folded([late], table({}, {1: 1})).deleted.tolist() == [False]
 
@@ -135,31 +134,31 @@ def test_what_is_strictly_older_than_the_table_loses():
     look_up = table({1: 5}, {2: 5})
     result = folded([Event(1, at=4), Event(2, at=4), Event(3, at=4)], look_up)
     assert rows_of(result) == {3: ("a", "b")}
-    assert not result.dead.any()
+    assert not result.old_row_deleted.any()
     assert set(rows_of(folded([Event(1, at=5), Event(2, at=5)], look_up))) == {1, 2}
 
 
 def test_an_older_change_of_the_batch_fills_nothing_that_the_table_knows_better():
     events = [Event(1, at=4, b="stale"), Event(1, at=6, b=None, lacks=frozenset("b"))]
     result = folded(events, table({1: 5}, {}))
-    assert [lack.column for lack in result.lacks] == ["b"]
+    assert [lack.column for lack in result.missing] == ["b"]
 
 
 def test_a_truncate_takes_what_was_before_it():
     events = [Event(1, at=1), Event(0, TRUNCATE, at=3), Event(2, at=4), Event(3, at=2)]
-    left, place = truncated(changes(events))
+    left, place = apply_truncates(changes(events))
     assert place.to_pylist() == [sequence(3)]
     assert left.rows.column("id").to_pylist() == [2]
-    assert truncated(changes([Event(1)]))[1] is None
+    assert apply_truncates(changes([Event(1)]))[1] is None
 
 
 def test_changes_travel_and_are_split_by_key():
     events = [Event(n, lacks=frozenset("b") if n % 3 else frozenset()) for n in range(50)]
     events.append(Event(50, IGNORE, old=7))
     whole = changes(events)
-    parts = dict(whole.split(buckets=16, groups=4))
+    parts = dict(whole.by_group(buckets=16, groups=4))
     assert set(parts) <= set(range(4))
-    back = Changes.from_bytes([part.to_bytes() for part in parts.values()])
+    back = ChangeBatch.from_bytes([part.to_bytes() for part in parts.values()])
     assert sorted(back.rows.column("id").to_pylist()) == list(range(51))
     assert back.missing.drop_null().unique().to_pylist() == [json.dumps(["b"])]
     assert back.record.null_count == back.missing.null_count
@@ -190,7 +189,7 @@ def test_it_is_what_one_change_after_the_other_would_do(events, held, deleted):
     rows, gone, orphans = model(events, held, deleted)
     lacking = {
         (int(result.last.rows.column("id")[at].as_py()), lack.column)
-        for lack in result.lacks
+        for lack in result.missing
         for at in lack.rows.tolist()
     }
     seen = {
@@ -202,7 +201,7 @@ def test_it_is_what_one_change_after_the_other_would_do(events, held, deleted):
     ids = np.array(result.last.rows.column("id").to_pylist(), dtype=int)
     assert seen == rows
     assert set(ids[result.deleted].tolist()) == gone
-    assert set(ids[result.orphans].tolist()) == orphans
+    assert set(ids[result.incomplete].tolist()) == orphans
 
 
 def model(events, held, deleted):

@@ -4,11 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from icestream.batch.mirrors import groups_of
-from icestream.formats import TRUNCATE, UPSERT
-from icestream.formats import Changes as Decoded
+from icestream.batch.mirrors import group_count
+from icestream.formats import TRUNCATE, UPSERT, RowChanges
 from icestream.index.keys import bucket_of
-from icestream.upsert.changes import changes_of
+from icestream.upsert.changes import change_batch
 
 BUCKETS = 16
 
@@ -31,7 +30,7 @@ BUCKETS = 16
     ],
 )
 def test_small_batches_have_few_groups(records: int | None, widest: int | None, groups: int):
-    assert groups_of(records, widest, BUCKETS, cores=4) == groups
+    assert group_count(records, widest, BUCKETS, cores=4) == groups
 
 
 @pytest.mark.parametrize("groups", range(1, BUCKETS + 1))
@@ -43,9 +42,9 @@ def test_every_bucket_is_in_one_group(groups):
         {"partition": [0] * count, "offset": list(range(count))} | dict.fromkeys(names, [0] * count)
     )
     ops = [UPSERT] * (count - 1) + [TRUNCATE]
-    told = Decoded(pa.array(ops, pa.int8()), rows.column(1))
+    told = RowChanges(pa.array(ops, pa.int8()), rows.column(1))
     seen = []
-    for group, some in changes_of(records, rows, told, ["id"]).split(BUCKETS, groups):
+    for group, some in change_batch(records, rows, told, ["id"]).by_group(BUCKETS, groups):
         *upserts, last = some.rows.column("id").to_pylist()
         assert last == count - 1  # a truncate concerns all groups
         # The rule by which the task says which buckets are its own.

@@ -12,7 +12,7 @@ from icestream.cli import main as entry
 from icestream.config.load import load
 from icestream.tables.marker import Counts, Marker, property_name, summary
 from icestream.verify import verify
-from icestream.verify.report import MOST, Findings
+from icestream.verify.report import MOST, TableFindings
 
 PIPELINE = """\
 name: shop
@@ -143,12 +143,12 @@ def test_servers_that_are_away_and_files_that_are_wrong(loaded, call):
 
 
 def test_findings_are_counted_whole_and_harm_once():
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     for snapshot in (1, 2):
         for number in range(15):
             findings.add("rows", "x", "a", "b", snapshot_id=snapshot, records=number, harm="lost")
     findings.add("source", "x", "a", "b", records=7, harm="lost")
-    findings.done("rows", "")
+    findings.finish_check("rows", "")
     report = findings.report()
     assert len(report.findings) == MOST + 1
     assert report.checks[0].findings == 30

@@ -7,7 +7,7 @@ import pytest
 
 from icestream.tables.marker import Counts, Loss, Marker, property_name, summary
 from icestream.verify.chain import check_chain
-from icestream.verify.report import Findings
+from icestream.verify.report import TableFindings
 
 UUID = "11111111-2222-3333-4444-555555555555"
 
@@ -79,19 +79,19 @@ def history():
 
 
 def kinds(document, pipeline="p"):
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     check_chain(document, pipeline, findings)
     return [finding.kind for finding in findings.report().findings]
 
 
 def test_a_whole_chain_says_where_every_snapshot_stands(history):
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     chain = check_chain(history.document(), "p", findings)
     report = findings.report()
     assert (report.findings, report.notes) == ((), ())
     assert report.checks[0].status == "ok"
     assert report.checks[0].detail == "5 commits of ours, 1 rewrites"
-    assert chain.whole
+    assert chain.complete
     assert chain.start == {"t": {0: 5, 1: 0}}
     assert chain.limits == {
         101: {"t": {0: 5, 1: 0}},
@@ -106,10 +106,10 @@ def test_a_whole_chain_says_where_every_snapshot_stands(history):
 
 @pytest.mark.parametrize("keep", range(1, 6))
 def test_expiry_explains_a_chain_that_begins_late(history, keep):
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     chain = check_chain(history.document(keep=keep), "p", findings)
     assert findings.report().findings == ()
-    assert not chain.whole
+    assert not chain.complete
     assert chain.limits[106] == {"t": {0: 12, 1: 3}}
     assert chain.landed[106] == 9
     if keep > 1:
@@ -124,7 +124,7 @@ def test_nothing_but_a_rewrite_is_left_after_expiry(history):
 
 
 def test_a_table_that_nobody_claimed_is_no_violation():
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     check_chain(History().document(), "p", findings)
     report = findings.report()
     assert report.findings == ()
@@ -133,7 +133,7 @@ def test_a_table_that_nobody_claimed_is_no_violation():
 
 def test_foreign_snapshots_are_named_and_counted(history):
     history.foreign("append", 10, 0, **{"engine-name": "spark"}).foreign("overwrite", 3, 5)
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     chain = check_chain(history.document(), "p", findings)
     report = findings.report()
     assert report.findings == ()
@@ -148,8 +148,8 @@ def test_foreign_snapshots_are_named_and_counted(history):
 
 
 def test_another_pipelines_commits_are_foreign(history):
-    chain = check_chain(history.document(), "q", Findings("s.t"))
-    assert (len(chain.own), len(chain.foreign), chain.marker) == (0, 5, None)
+    chain = check_chain(history.document(), "q", TableFindings("s.t"))
+    assert (len(chain.own_commits), len(chain.foreign), chain.marker) == (0, 5, None)
 
 
 # ── what is wrong ───────────────────────────────────────────────────────────────────────────────
@@ -208,7 +208,7 @@ def test_no_own_snapshot_that_expiry_does_not_explain(history):
 )
 def test_a_link_that_does_not_fit(history, key, value, kind):
     history.snapshots[1]["summary"][key] = value
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     check_chain(history.document(), "p", findings)
     found = [each for each in findings.report().findings if each.kind == kind]
     assert found
@@ -261,7 +261,7 @@ def test_positions_may_go_back_where_a_topic_was_created_again(history):
     losses = (Loss("recreated", "t", 0, 12, None),)
     history.own({"t": {0: 0, 1: 0}}, generation=3, losses=losses)
     history.own({"t": {0: 4, 1: 0}}, 4, generation=3, losses=losses)
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     chain = check_chain(history.document(), "p", findings)
     assert findings.report().findings == ()
     assert chain.reused == {"t"}

@@ -30,7 +30,7 @@ from icestream.formats.sequence import encode_sequence
 from icestream.records import RECORDS
 from icestream.tables.marker import Counts, Marker, property_name, summary
 from icestream.verify import broker, verify
-from icestream.verify.replay import Changes, Replay, Truncate, Uncarried
+from icestream.verify.replay import ChangeReplay, ReplayBatch, TruncateEvent, UncarriedColumns
 
 pytestmark = pytest.mark.slow
 
@@ -156,9 +156,9 @@ class Mirror:
         self.removed = set()  # places of records that compaction took
         self._folder = folder
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(broker, "Cluster", lambda *_: self)
-        monkeypatch.setattr(broker, "Sample", self._sample)
-        monkeypatch.setattr(broker, "_thinned", lambda *_: self.thinned)
+        monkeypatch.setattr(broker, "KafkaAdmin", lambda *_: self)
+        monkeypatch.setattr(broker, "SampleConsumer", self._sample)
+        monkeypatch.setattr(broker, "_compacted_topics", lambda *_: self.thinned)
 
     # -- the broker ----------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ def changes(rows, ops, sequence, missing=()):
             "offset": pa.array([row["at"] for row in rows], pa.int64()),
         }
     )
-    return Changes(
+    return ReplayBatch(
         places,
         pa.RecordBatch.from_pylist([{n: row[n] for n in SCHEMA.names} for row in rows], SCHEMA),
         pa.array(ops, pa.int8()),
@@ -487,20 +487,20 @@ def test_any_history_and_any_damage(events, logged, seed):
     events = [(k, (b or 0) if logged else None, what, v) for k, b, what, v in events]
     wanted = model(events)
     with duckdb.connect() as database:
-        replay = Replay(database, SCHEMA, ["id"], [], ["big"])
+        replay = ChangeReplay(database, SCHEMA, ["id"], [], ["big"])
         of_rows = [(at, e) for at, e in enumerate(events) if e[2] != "t"]
         rows = [{"id": e[0], "v": e[3], "big": f"b{at}", "at": at} for at, e in of_rows]
         ops = [DELETE if e[2] == "d" else UPSERT for _, e in of_rows]
         sequence = [place(at, e) or None for at, e in of_rows]
-        replay.take(changes(rows, ops, sequence, [e[2] == "toast" for _, e in of_rows]))
+        replay.add_records(changes(rows, ops, sequence, [e[2] == "toast" for _, e in of_rows]))
         truncates = [
-            Truncate(place(at, e), ("t", 0, at)) for at, e in enumerate(events) if e[2] == "t"
+            TruncateEvent(place(at, e), ("t", 0, at)) for at, e in enumerate(events) if e[2] == "t"
         ]
         assert replay.fold(truncates, set())
         harmed, kind = damaged(wanted, seed)
         given_ = [{**row, "at": 0} for row in harmed.values()]
         told = changes(given_, [UPSERT] * len(given_), [None] * len(given_))
-        replay.rows(told.rows, told.places, told.sequence)
+        replay.add_rows(told.rows, told.places, told.sequence)
         replay.compare(lenient=False)
         found = {k: replay.count(k) for k in ("missing", "resurrected", "phantom", "value-differs")}
     if kind == "phantom":
@@ -530,7 +530,7 @@ def damaged(rows, seed):
 
 def test_a_column_that_not_all_records_carry_is_told_first():
     with duckdb.connect() as database:
-        replay = Replay(database, SCHEMA, ["id"], [])
+        replay = ChangeReplay(database, SCHEMA, ["id"], [])
         rows = [{"id": 1, "v": 1, "big": "b", "at": 0}]
-        with pytest.raises(Uncarried, match="big"):
-            replay.take(changes(rows, [UPSERT], [None], [True]))
+        with pytest.raises(UncarriedColumns, match="big"):
+            replay.add_records(changes(rows, [UPSERT], [None], [True]))

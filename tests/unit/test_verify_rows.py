@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from icestream.tables.marker import Counts, Loss, Marker
-from icestream.verify.chain import Chain, Link
-from icestream.verify.offsets import Offsets, runs, span
-from icestream.verify.report import MOST, Findings
-from icestream.verify.rows import Terms, check_quarantine, check_snapshot
+from icestream.verify.chain import ChainSnapshot, MarkerChain
+from icestream.verify.offsets import OffsetBitmaps, contiguous_ranges, span
+from icestream.verify.report import MOST, TableFindings
+from icestream.verify.rows import RowCheckRules, check_quarantine, check_snapshot
 
-KAFKA = Terms(offsets=True, gapless=False)
-GAPLESS = Terms(offsets=True, gapless=True)
-FILES = Terms(offsets=False, gapless=False)
+KAFKA = RowCheckRules(offsets=True, gapless=False)
+GAPLESS = RowCheckRules(offsets=True, gapless=True)
+FILES = RowCheckRules(offsets=False, gapless=False)
 
 
 def batch(*rows):
@@ -29,9 +29,9 @@ def batch(*rows):
 
 
 def offsets(*batches):
-    found = Offsets()
+    found = OffsetBitmaps()
     for each in batches:
-        found.take(each)
+        found.add_rows(each)
     return found
 
 
@@ -47,13 +47,13 @@ ORIGIN = st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.integers(0, 40) 
 
 @given(st.lists(st.lists(ORIGIN, max_size=30), max_size=4), st.booleans())
 def test_sets_count_as_plain_python_does(batches, encoded):
-    found = Offsets()
+    found = OffsetBitmaps()
     for each in batches:
         one = batch(*each)
         if encoded:
             one = one.set_column(0, "topic", one.column(0).dictionary_encode())
-        part = Offsets()
-        part.take(one)
+        part = OffsetBitmaps()
+        part.add_rows(one)
         found.merge(part)
     every = [origin for each in batches for origin in each]
     assert found.rows == len(every)
@@ -73,7 +73,7 @@ def test_rows_without_an_origin_are_not_ours():
 def test_a_merge_leaves_the_parts_alone():
     first, second = offsets(rows(1, 2)), offsets(rows(3))
     for _ in range(2):
-        whole = Offsets()
+        whole = OffsetBitmaps()
         whole.merge(first)
         whole.merge(second)
         assert not whole.doubled
@@ -82,7 +82,7 @@ def test_a_merge_leaves_the_parts_alone():
 
 @given(st.sets(st.integers(0, 300) | st.integers(2**33, 2**33 + 50)), st.integers(1, 8))
 def test_runs_tell_every_member(members, most):
-    found = list(runs(BitMap64(members), most))
+    found = list(contiguous_ranges(BitMap64(members), most))
     assert sum(count for _, _, count in found) == len(members)
     assert len(found) <= most
     assert all(any(start <= m < stop for start, stop, _ in found) for m in members)
@@ -102,7 +102,7 @@ def test_spans_may_be_empty():
 
 def link(number, operation="append", parent=None, **counts):
     summary = {key.replace("_", "-"): str(value) for key, value in counts.items()}
-    return Link(number, parent, number, operation, summary)
+    return ChainSnapshot(number, parent, number, operation, summary)
 
 
 def chain(positions, landed, start=None, foreign=(), counts=None, parent=None, losses=()):
@@ -110,13 +110,13 @@ def chain(positions, landed, start=None, foreign=(), counts=None, parent=None, l
     counts = counts or Counts(landed=landed)
     marker = Marker("p", 1, "r", "c", None, 1, "u", 1, positions, counts=counts, losses=losses)
     lineage = (*foreign, link(1, parent=parent))
-    return Chain(
+    return MarkerChain(
         marker=marker,
-        lineage=lineage,
-        own=lineage[-1:],
+        ancestors=lineage,
+        own_commits=lineage[-1:],
         foreign=tuple(foreign),
         rewrites=0,
-        whole=start is not None,
+        complete=start is not None,
         start=start or {},
         limits={each.snapshot_id: positions for each in lineage},
         landed={each.snapshot_id: landed for each in lineage},
@@ -124,7 +124,7 @@ def chain(positions, landed, start=None, foreign=(), counts=None, parent=None, l
 
 
 def judged(found, expected, terms=KAFKA, snapshot=1):
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     check_snapshot(snapshot, found, expected, terms, findings)
     return findings.report()
 
@@ -203,7 +203,7 @@ def test_no_more_than_twenty_are_told_and_all_are_counted():
 
 
 def both(found, aside, expected, terms=KAFKA):
-    findings = Findings("s.t")
+    findings = TableFindings("s.t")
     check_quarantine(found, aside, expected, terms, findings)
     return findings.report()
 

@@ -18,7 +18,7 @@ _BYTES_KEPT = 14 << 20  # of 16 MB, with keys and the like
 
 
 @dataclass(frozen=True)
-class Seen:
+class BatchSizes:
     """What the records of a batch were like."""
 
     records: int
@@ -26,7 +26,7 @@ class Seen:
     widest: int  # bytes of the largest
 
 
-def settings(most: int, last: Seen | None) -> Mapping[str, int]:
+def arrow_batch_settings(most: int, last: BatchSizes | None) -> Mapping[str, int]:
     """Spark's settings for a batch, from the one before it; `most` is the user's limit."""
     if last is None or last.widest > _SMALL_RECORD:
         return {MOST: min(most, _FEW), _MOST_BYTES: _WEIGHED}

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
-from icestream.batch.quarantine import Aside, Offender, above
-from icestream.batch.row_layout import Shape, split
-from icestream.batch.shuffle import Sharer
+from icestream.batch.quarantine import BadRecordWriter, FirstBadRecord, at_or_above
+from icestream.batch.row_layout import RowLayout, split_good_and_bad
+from icestream.batch.shuffle import PartitionShuffler
 from icestream.commit.refusals import partitions_refusal
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
-from icestream.formats import IGNORE, Decoded, Format
+from icestream.formats import IGNORE, DecodedBatch, Format
 from icestream.schema import (
     OUR_NAMES,
     NewField,
@@ -30,12 +30,12 @@ from icestream.schema import (
     merge_new_fields,
     with_new_fields,
 )
-from icestream.sources import Reader, RecordFloors
+from icestream.sources import RecordFloors, RecordReader
 from icestream.tables.arrow import arrow_schema
-from icestream.upsert.apply import Mirror
-from icestream.upsert.change_rules import Terms, hidden_fields, judged
-from icestream.upsert.changes import changes_of
-from icestream.write.partition import Scattered
+from icestream.upsert.apply import MirrorTaskInput
+from icestream.upsert.change_rules import ChangeRules, apply_change_rules, order_only_fields
+from icestream.upsert.changes import change_batch
+from icestream.write.partition import PartitionLimitExceeded
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ REPORTS = -1  # as a group: no changes, but what a task has to say
 
 
 @dataclass(frozen=True)
-class TableTask:
+class TableTaskInput:
     """What a task must know of one table."""
 
     target: StageTarget
@@ -55,27 +55,27 @@ class TableTask:
     floors: RecordFloors
     quarantine_floors: RecordFloors
     format: Format
-    rule: Rule
+    schema_evolution: Rule
     bad_records: str
     metadata_columns: bool
     dropped_columns: frozenset[str]
     declared: frozenset[str] = frozenset()  # columns whose type the pipeline file says
-    upsert: "Upserting | None" = None  # None: every record is a row
-    gathers: bool = False  # rows of a partition come together before they are written
+    upsert: "UpsertTaskInput | None" = None  # None: every record is a row
+    shuffle_by_partition: bool = False  # rows of a partition come together before they are written
 
 
 @dataclass(frozen=True)
-class Upserting:
+class UpsertTaskInput:
     """How the changes of a table are understood, and shared out among the tasks that apply them."""
 
-    terms: Terms
+    terms: ChangeRules
     buckets: int = 1
     groups: int = 1
-    mirror: Mirror | None = None  # None: its keys are not known yet
+    mirror: MirrorTaskInput | None = None  # None: its keys are not known yet
 
 
 @dataclass(frozen=True)
-class Report:
+class TaskReport:
     """What one task, or all of them together, did for one table."""
 
     read: int = 0
@@ -85,24 +85,24 @@ class Report:
     files: tuple[StagedFile, ...] = ()
     quarantine_files: tuple[StagedFile, ...] = ()
     new_fields: tuple[tuple[NewField, ...], ...] = ()
-    offender: Offender | None = None
+    first_bad: FirstBadRecord | None = None
     wants_quarantine: bool = False
     oldest: int | None = None  # timestamps of the records, in µs
-    newest: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
+    newest_by_partition: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
     bytes: int = 0  # of all values
-    widest: int = 0  # of the largest
+    largest_record: int = 0  # of the largest
     keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
-    dead: tuple[Mapping[str, str], ...] = ()  # data file → positions that die, packed
-    runs: tuple[str, ...] = ()  # of the key index
-    gather: bool = False  # rows of several tasks need each other: one must have them all
+    deleted_positions: tuple[Mapping[str, str], ...] = ()  # data file → positions that die, packed
+    index_runs: tuple[str, ...] = ()  # of the key index
+    needs_one_task: bool = False  # rows of several tasks need each other: one must have them all
     widened: tuple[NewField, ...] = ()  # columns that the source has made wider
 
-    def __add__(self, other: "Report") -> "Report":
-        newest = dict(self.newest)
-        for source, at in other.newest.items():
+    def __add__(self, other: "TaskReport") -> "TaskReport":
+        newest = dict(self.newest_by_partition)
+        for source, at in other.newest_by_partition.items():
             newest[source] = max(at, newest.get(source, at))
         times = [at for at in (self.oldest, other.oldest) if at is not None]
-        return Report(
+        return TaskReport(
             self.read + other.read,
             self.landed + other.landed,
             self.quarantined + other.quarantined,
@@ -110,16 +110,16 @@ class Report:
             self.files + other.files,
             self.quarantine_files + other.quarantine_files,
             self.new_fields + other.new_fields,
-            self.offender or other.offender,
+            self.first_bad or other.first_bad,
             self.wants_quarantine or other.wants_quarantine,
             min(times, default=None),
             newest,
             self.bytes + other.bytes,
-            max(self.widest, other.widest),
+            max(self.largest_record, other.largest_record),
             self.keys or other.keys,
-            self.dead + other.dead,
-            self.runs + other.runs,
-            self.gather or other.gather,
+            self.deleted_positions + other.deleted_positions,
+            self.index_runs + other.index_runs,
+            self.needs_one_task or other.needs_one_task,
             self.widened + other.widened,
         )
 
@@ -131,19 +131,19 @@ class Report:
         return json.dumps(plain)
 
     @staticmethod
-    def from_json(text: str) -> "Report":
+    def from_json(text: str) -> "TaskReport":
         """On the driver."""
         raw: dict[str, Any] = json.loads(text)
-        return Report(
+        return TaskReport(
             **{
                 **raw,
                 "files": tuple(StagedFile(**each) for each in raw["files"]),
                 "quarantine_files": tuple(StagedFile(**each) for each in raw["quarantine_files"]),
                 "new_fields": tuple(tuple(load_new_fields(seen)) for seen in raw["new_fields"]),
-                "offender": Offender(**raw["offender"]) if raw["offender"] else None,
+                "first_bad": FirstBadRecord(**raw["first_bad"]) if raw["first_bad"] else None,
                 "keys": tuple(raw["keys"]),
-                "dead": tuple(raw["dead"]),
-                "runs": tuple(raw["runs"]),
+                "deleted_positions": tuple(raw["deleted_positions"]),
+                "index_runs": tuple(raw["index_runs"]),
                 "widened": tuple(load_new_fields(raw["widened"])),
             }
         )
@@ -154,41 +154,41 @@ class StageTask:
     """Picklable; Spark calls it once per task with the task's Arrow batches."""
 
     pipeline: str
-    reader: Reader
+    reader: RecordReader
     routes: Mapping[str, str]  # topic → table; a topic that is not here goes nowhere
-    tables: Mapping[str, TableTask]
+    tables: Mapping[str, TableTaskInput]
     ingested_at: datetime
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage everything, then report; some tables' rows go on to the tasks that write them."""
-        desks: dict[str, _Desk] = {}
+        desks: dict[str, _TableStager] = {}
         rows: list[tuple[str, str]] = []
         table = ""
         try:
             for records in self.reader.read(batches):
                 for table, part in self._routed(records):
                     if table not in desks:
-                        desks[table] = _Desk(self, self.tables[table])
-                    blocks = list(desks[table].take(part))
+                        desks[table] = _TableStager(self, self.tables[table])
+                    blocks = list(desks[table].process(part))
                     if blocks:
-                        yield _blocks(table, blocks)
+                        yield _blocks_batch(table, blocks)
             for table, desk in desks.items():
                 rows.append((table, desk.finish().to_json()))
-        except Scattered as found:
+        except PartitionLimitExceeded as found:
             refused = partitions_refusal(table, found.count, found.most, found.where)
             rows = [("", json.dumps(refused.facts()))]
         except IcestreamError as failure:
             rows = [("", json.dumps(failure.facts()))]
         finally:
             for desk in desks.values():
-                desk.close()
-        told = reported(rows)
-        yield _beside_blocks(told) if self.shuffles else told
+                desk.abort()
+        told = reports_batch(rows)
+        yield _reports_as_blocks(told) if self.shuffles else told
 
     @property
     def shuffles(self) -> bool:
         """Whether changes are shared out by key, or rows by partition."""
-        return any(table.upsert or table.gathers for table in self.tables.values())
+        return any(table.upsert or table.shuffle_by_partition for table in self.tables.values())
 
     def _routed(self, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The records at or above the floor of the table they belong to."""
@@ -200,77 +200,77 @@ class StageTask:
             of_topic = records
             if len(topics) > 1:
                 of_topic = records.filter(pc.equal(records.column("topic"), topic))
-            kept = above(of_topic, self.tables[table].floors.get(topic, {}))
+            kept = at_or_above(of_topic, self.tables[table].floors.get(topic, {}))
             if kept.num_rows:
                 yield table, kept
 
 
-class _Desk:
+class _TableStager:
     """Where one task works on one table."""
 
-    def __init__(self, job: StageTask, table: TableTask) -> None:
+    def __init__(self, job: StageTask, table: TableTaskInput) -> None:
         self._table = table
         self._attempt = uuid.uuid4().hex[:12]
         self._memory = max(_LEAST_MEMORY, _MEMORY // len(job.tables))
         self._good: Stager | None = None
-        self._sharer: Sharer | None = None
-        self._bad = Aside(
+        self._sharer: PartitionShuffler | None = None
+        self._bad = BadRecordWriter(
             table.bad_records, table.quarantine, table.quarantine_floors, self._attempt
         )
         schema = Schema.model_validate_json(table.target.schema_json)
         self._data = Schema(*(f for f in schema.fields if f.name not in OUR_NAMES))
         order = table.upsert.terms.sequence_by if table.upsert else ()
-        hidden = hidden_fields(order, self._data, table.format)
+        hidden = order_only_fields(order, self._data, table.format)
         self._hidden = tuple(each.name for each in hidden)
         self._data = Schema(*self._data.fields, *hidden)
-        self._shape = Shape(
+        self._shape = RowLayout(
             arrow_schema(schema),
             job.pipeline,
             job.ingested_at,
             table.metadata_columns,
         )
-        self._report = Report()
+        self._report = TaskReport()
 
-    def take(self, records: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+    def process(self, records: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
         """Decode, shape and stage; if the table must change first, only look for what it lacks.
 
         → changes by group of keys, where the table is a mirror; or rows by group of partitions.
         """
         if self._report.new_fields or self._report.widened:
-            self._look(records)
+            self._find_new_fields(records)
             return
         decoded = self._decode(records, self._data)
-        oldest, newest = _times(records)
+        oldest, newest = _timestamp_range(records)
         sizes = pc.binary_length(records.column("value"))
-        counted = Report(
+        counted = TaskReport(
             read=records.num_rows,
             oldest=oldest,
-            newest=newest,
+            newest_by_partition=newest,
             bytes=pc.sum(sizes).as_py() or 0,
-            widest=pc.max(sizes).as_py() or 0,
+            largest_record=pc.max(sizes).as_py() or 0,
         )
         if wider := self._widened(decoded):
             self._report += replace(counted, widened=wider)
             return
         if decoded.new_fields:
-            keys = self._keys(records)
+            keys = self._key_columns(records)
             self._report += replace(counted, new_fields=(decoded.new_fields,), keys=keys)
             return
         upsert = self._table.upsert
         if not upsert and decoded.changes is not None:
-            records, decoded = _with_rows(records, decoded)
+            records, decoded = _events_with_rows(records, decoded)
         if upsert and not upsert.terms.keys:
-            self._report += replace(counted, keys=self._keys(records))
+            self._report += replace(counted, keys=self._key_columns(records))
             return
         if upsert and decoded.errors.null_count:
-            decoded = judged(records, decoded, upsert.terms, self._hidden)
-        shaped = split(records, decoded, self._shape)
+            decoded = apply_change_rules(records, decoded, upsert.terms, self._hidden)
+        shaped = split_good_and_bad(records, decoded, self._shape)
         good, bad = shaped.good, shaped.bad
         if upsert and good.num_rows:
-            yield from self._changes(records, decoded, good, upsert)
-        elif good.num_rows and self._table.gathers:
-            self._sharer = self._sharer or Sharer(self._table.target)
-            yield from self._sharer.share(good)
+            yield from self._change_blocks(records, decoded, good, upsert)
+        elif good.num_rows and self._table.shuffle_by_partition:
+            self._sharer = self._sharer or PartitionShuffler(self._table.target)
+            yield from self._sharer.blocks_by_group(good)
         elif good.num_rows:
             self._good = self._good or Stager(self._table.target, self._attempt, self._memory)
             self._good.write(good)
@@ -280,25 +280,29 @@ class _Desk:
         counted = replace(counted, landed=taken - ignored, dropped=ignored)
         self._report += counted
         if bad.num_rows:
-            self._report += Report(**self._bad.take(bad))
+            self._report += TaskReport(**self._bad.handle(bad))
 
-    def _decode(self, records: pa.RecordBatch, columns: Schema) -> Decoded:
+    def _decode(self, records: pa.RecordBatch, columns: Schema) -> DecodedBatch:
         table = self._table
-        return table.format.decode(records, columns, table.rule, table.dropped_columns)
+        return table.format.decode(records, columns, table.schema_evolution, table.dropped_columns)
 
-    def _widened(self, decoded: Decoded) -> tuple[NewField, ...]:
+    def _widened(self, decoded: DecodedBatch) -> tuple[NewField, ...]:
         """Columns to be made wider; not those whose type was chosen by hand."""
         return tuple(each for each in decoded.widened if each.name not in self._table.declared)
 
-    def _keys(self, records: pa.RecordBatch) -> tuple[str, ...]:
+    def _key_columns(self, records: pa.RecordBatch) -> tuple[str, ...]:
         """The key columns as the records have them, for a mirror whose keys are not known yet."""
         upsert, tell = self._table.upsert, getattr(self._table.format, "key_columns", None)
         if upsert is None or upsert.terms.keys or tell is None:
             return ()
         return tuple(tell(records) or ())
 
-    def _changes(
-        self, records: pa.RecordBatch, decoded: Decoded, good: pa.RecordBatch, upsert: Upserting
+    def _change_blocks(
+        self,
+        records: pa.RecordBatch,
+        decoded: DecodedBatch,
+        good: pa.RecordBatch,
+        upsert: UpsertTaskInput,
     ) -> Iterator[tuple[int, bytes]]:
         """The good rows with what they do to the mirror, shared out by key."""
         changes = decoded.changes
@@ -306,11 +310,11 @@ class _Desk:
         if decoded.errors.null_count < len(records):
             fine = decoded.errors.is_null()
             records, changes = records.filter(fine), changes.filter(fine)
-        told = changes_of(records, good, changes, upsert.terms.keys)
-        for group, some in told.split(upsert.buckets, upsert.groups):
+        told = change_batch(records, good, changes, upsert.terms.keys)
+        for group, some in told.by_group(upsert.buckets, upsert.groups):
             yield group, some.to_bytes()
 
-    def _look(self, records: pa.RecordBatch) -> None:
+    def _find_new_fields(self, records: pa.RecordBatch) -> None:
         """Find what else is new. With the finds so far as columns that is as quick as decoding."""
         found = merge_new_fields(self._report.new_fields)
         decoded = self._decode(records, with_new_fields(self._data, found))
@@ -318,10 +322,10 @@ class _Desk:
         odd = records.filter(decoded.errors.is_valid())
         if odd.num_rows:  # perhaps only because a type was guessed too narrow
             seen.append(self._decode(odd, self._data).new_fields)
-        more = Report(new_fields=tuple(each for each in seen if each))
+        more = TaskReport(new_fields=tuple(each for each in seen if each))
         self._report += replace(more, widened=self._widened(decoded))
 
-    def finish(self) -> Report:
+    def finish(self) -> TaskReport:
         """Close the files and say what there is."""
         return replace(
             self._report,
@@ -329,7 +333,7 @@ class _Desk:
             quarantine_files=self._bad.finish(),
         )
 
-    def close(self) -> None:
+    def abort(self) -> None:
         """Let go of what is still open after an error."""
         if self._good:
             self._good.abort()
@@ -340,19 +344,19 @@ _REPORT = pa.schema([("table", pa.string()), ("report", pa.string())])
 _BLOCKS = pa.schema([("table", pa.string()), ("group", pa.int32()), ("block", pa.binary())])
 
 
-def reported(rows: Sequence[tuple[str, str]]) -> pa.RecordBatch:
+def reports_batch(rows: Sequence[tuple[str, str]]) -> pa.RecordBatch:
     """What a task yields: a table's name and a report, or no name and an error."""
     return pa.RecordBatch.from_pylist(
         [{"table": name, "report": text} for name, text in rows], schema=_REPORT
     )
 
 
-def _blocks(table: str, blocks: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+def _blocks_batch(table: str, blocks: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
     rows = [{"group": group, "table": table, "block": block} for group, block in blocks]
     return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
 
 
-def _beside_blocks(reports: pa.RecordBatch) -> pa.RecordBatch:
+def _reports_as_blocks(reports: pa.RecordBatch) -> pa.RecordBatch:
     """Reports on their way through the shuffle, with a table's changes."""
     rows = [
         {"table": row["table"], "group": REPORTS, "block": row["report"].encode()}
@@ -376,7 +380,9 @@ def report_type() -> "StructType":
     return StructType().add("table", StringType()).add("report", StringType())
 
 
-def _with_rows(records: pa.RecordBatch, decoded: Decoded) -> tuple[pa.RecordBatch, Decoded]:
+def _events_with_rows(
+    records: pa.RecordBatch, decoded: DecodedBatch
+) -> tuple[pa.RecordBatch, DecodedBatch]:
     """Of a change feed that is kept as a log: the events that are about a row."""
     assert decoded.changes is not None, "the caller has looked"
     said = pc.not_equal(decoded.changes.op, IGNORE)
@@ -391,7 +397,7 @@ def _with_rows(records: pa.RecordBatch, decoded: Decoded) -> tuple[pa.RecordBatc
     )
 
 
-def _times(records: pa.RecordBatch) -> tuple[int | None, dict[str, int]]:
+def _timestamp_range(records: pa.RecordBatch) -> tuple[int | None, dict[str, int]]:
     """Of one topic's records: the oldest timestamp, and the newest of each partition."""
     topic, partitions = records.column("topic")[0], records.column("partition")
     times = records.column("timestamp").cast(pa.int64())

@@ -14,7 +14,7 @@ _MEMORY = 8 << 20
 
 
 @dataclass(frozen=True)
-class Offender:
+class FirstBadRecord:
     """A record that `bad_records: fail` stops at."""
 
     topic: str
@@ -23,7 +23,7 @@ class Offender:
     error: str
 
 
-class Aside:
+class BadRecordWriter:
     """The bad records of one task attempt."""
 
     def __init__(
@@ -35,18 +35,18 @@ class Aside:
         self._attempt = attempt
         self._stager: Stager | None = None
 
-    def take(self, bad: pa.RecordBatch) -> dict[str, Any]:
+    def handle(self, bad: pa.RecordBatch) -> dict[str, Any]:
         """Deal with bad records, in the columns of quarantine; → what a report says of them."""
         if self._rule == "drop":
             return {"dropped": bad.num_rows}
         if self._rule == "fail":
             first = bad.slice(0, 1).select(["topic", "partition", "offset", "error"]).to_pylist()[0]
-            return {"offender": Offender(**first), "quarantined": bad.num_rows}
+            return {"first_bad": FirstBadRecord(**first), "quarantined": bad.num_rows}
         if self._target is None:
             return {"wants_quarantine": True, "quarantined": bad.num_rows}
         for topic in pc.unique(bad.column("topic")).to_pylist():
             of_topic = bad.filter(pc.equal(bad.column("topic"), topic))
-            fresh = above(of_topic, self._floors.get(topic, {}))
+            fresh = at_or_above(of_topic, self._floors.get(topic, {}))
             if fresh.num_rows:
                 self._stager = self._stager or Stager(self._target, self._attempt, _MEMORY)
                 self._stager.write(fresh)
@@ -62,7 +62,7 @@ class Aside:
             self._stager.abort()
 
 
-def above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch:
+def at_or_above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch:
     """Records of one topic at or above the floor of their partition."""
     for partition in pc.unique(records.column("partition")).to_pylist() if floors else ():
         floor = floors.get(partition, 0)

@@ -6,7 +6,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icestream.formats import Decoded
+from icestream.formats import DecodedBatch
 from icestream.schema import METADATA_NAMES, QUARANTINE_SCHEMA
 from icestream.tables.arrow import arrow_schema
 
@@ -22,7 +22,7 @@ _SOURCES = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowLayout:
     """How rows of one table look: its columns in order with field ids, and what we add to them."""
 
     schema: pa.Schema
@@ -32,28 +32,32 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Shaped:
+class GoodAndBadRows:
     """Every record is in exactly one of the two."""
 
     good: pa.RecordBatch
     bad: pa.RecordBatch
 
 
-def split(records: pa.RecordBatch, decoded: Decoded, shape: Shape, stage: str = "decode") -> Shaped:
+def split_good_and_bad(
+    records: pa.RecordBatch, decoded: DecodedBatch, shape: RowLayout, stage: str = "decode"
+) -> GoodAndBadRows:
     """Put each row where it belongs; without bad rows no data is copied."""
     columns = decoded.columns
     if decoded.errors.null_count == len(records):
-        return Shaped(_good(records, columns, shape), _bad(records.slice(0, 0), None, shape, stage))
+        return GoodAndBadRows(
+            _good(records, columns, shape), _bad(records.slice(0, 0), None, shape, stage)
+        )
     fine = decoded.errors.is_null()
     kept = columns.filter(fine) if columns.num_columns else columns
     broken = pc.invert(fine)
-    return Shaped(
+    return GoodAndBadRows(
         _good(records.filter(fine), kept, shape),
         _bad(records.filter(broken), decoded.errors.filter(broken), shape, stage),
     )
 
 
-def _good(records: pa.RecordBatch, columns: pa.RecordBatch, shape: Shape) -> pa.RecordBatch:
+def _good(records: pa.RecordBatch, columns: pa.RecordBatch, shape: RowLayout) -> pa.RecordBatch:
     ours = METADATA_NAMES if shape.metadata_columns else frozenset()
     delivered = set(records.schema.names)
     have = set(columns.schema.names)
@@ -72,7 +76,7 @@ def _good(records: pa.RecordBatch, columns: pa.RecordBatch, shape: Shape) -> pa.
 
 
 def _bad(
-    records: pa.RecordBatch, errors: pa.StringArray | None, shape: Shape, stage: str
+    records: pa.RecordBatch, errors: pa.StringArray | None, shape: RowLayout, stage: str
 ) -> pa.RecordBatch:
     rows = len(records)
     known = {
@@ -86,9 +90,11 @@ def _bad(
     return pa.RecordBatch.from_arrays(cast, schema=_QUARANTINE)
 
 
-def quarantined(records: pa.RecordBatch, pipeline: str, at: datetime, stage: str) -> pa.RecordBatch:
+def quarantine_rows(
+    records: pa.RecordBatch, pipeline: str, at: datetime, stage: str
+) -> pa.RecordBatch:
     """Records that have an `error` already, as quarantine has them."""
-    shape = Shape(_QUARANTINE, pipeline, at)
+    shape = RowLayout(_QUARANTINE, pipeline, at)
     return _bad(records, records.column("error"), shape, stage)
 
 

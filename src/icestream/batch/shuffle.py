@@ -16,7 +16,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 from icestream.batch.blocks import pack, unpack
-from icestream.write.conform import stored
+from icestream.write.conform import stored_columns
 from icestream.write.partition import Partitioner, most_partitions
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
@@ -27,20 +27,20 @@ _MANY = 4  # partitions: with fewer, too few tasks would write
 
 
 @dataclass
-class Spread:
+class FileSpread:
     """How the rows of a table's last commits were spread over files."""
 
-    scatter: float = 1.0  # files for each partition, when each task wrote its own
+    files_per_partition: float = 1.0  # files for each partition, when each task wrote its own
     partitions: int = 0
     bytes_each: float = 0.0  # of a partition
 
     @property
-    def gathers(self) -> bool:
+    def shuffle_pays(self) -> bool:
         """Whether the next batch is better brought together first."""
-        tiny = self.bytes_each / self.scatter < _SMALL_FILE
-        return self.partitions >= _MANY and self.scatter >= _WORTHWHILE and tiny
+        tiny = self.bytes_each / self.files_per_partition < _SMALL_FILE
+        return self.partitions >= _MANY and self.files_per_partition >= _WORTHWHILE and tiny
 
-    def saw(self, files: Sequence[StagedFile], gathered: bool) -> None:
+    def observe(self, files: Sequence[StagedFile], gathered: bool) -> None:
         """Learn from a commit."""
         folders = {file.path.rpartition("/")[0] for file in files}
         if not folders:
@@ -48,18 +48,18 @@ class Spread:
         self.partitions = len(folders)
         self.bytes_each = sum(file.bytes for file in files) / len(folders)
         if not gathered:
-            self.scatter = len(files) / len(folders)
+            self.files_per_partition = len(files) / len(folders)
 
 
-class Sharer:
+class PartitionShuffler:
     """Cuts the rows of a task by partition, for the tasks that write them."""
 
     def __init__(self, target: StageTarget) -> None:
-        schema = stored(Schema.model_validate_json(target.schema_json))
+        schema = stored_columns(Schema.model_validate_json(target.schema_json))
         spec = PartitionSpec.model_validate_json(target.spec_json)
         self._partitioner = Partitioner(schema, spec, most_partitions(target.properties))
 
-    def share(self, rows: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+    def blocks_by_group(self, rows: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
         """Blocks of rows by group; a partition is in the same group in every task."""
         grouping = self._partitioner.group(rows)
         places: dict[int, list[range]] = {}
@@ -72,13 +72,13 @@ class Sharer:
             yield group, pack(rows.take(pa.array(order)))
 
 
-class Pile:
+class GatheredRowWriter:
     """Where one task writes all rows of some partitions of one table."""
 
     def __init__(self, target: StageTarget, memory: int) -> None:
         self._stager = Stager(target, uuid.uuid4().hex[:12], memory)
 
-    def take(self, blocks: Sequence[bytes]) -> None:
+    def write_blocks(self, blocks: Sequence[bytes]) -> None:
         """Write what the tasks before the shuffle have cut."""
         for block in blocks:
             for batch in unpack(block).to_batches():
@@ -88,6 +88,6 @@ class Pile:
         """Close the files and name them."""
         return tuple(self._stager.finish())
 
-    def close(self) -> None:
+    def abort(self) -> None:
         """Let go of what is still open after an error."""
         self._stager.abort()

@@ -8,16 +8,16 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from icestream.batch.decode_task import REPORTS, Report, TableTask, reported
-from icestream.batch.quarantine import Aside
-from icestream.batch.row_layout import quarantined
-from icestream.batch.shuffle import Pile
+from icestream.batch.decode_task import REPORTS, TableTaskInput, TaskReport, reports_batch
+from icestream.batch.quarantine import BadRecordWriter
+from icestream.batch.row_layout import quarantine_rows
+from icestream.batch.shuffle import GatheredRowWriter
 from icestream.commit.refusals import partitions_refusal
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
-from icestream.upsert.apply import Applier
-from icestream.upsert.changes import Changes
-from icestream.write.partition import Scattered
+from icestream.upsert.apply import ChangeApplier
+from icestream.upsert.changes import ChangeBatch
+from icestream.write.partition import PartitionLimitExceeded
 
 _MEMORY = 128 << 20
 
@@ -27,25 +27,25 @@ class ApplyTask:
     """Picklable; Spark calls it once per task, with blocks that are sorted by table and group."""
 
     pipeline: str
-    tables: Mapping[str, TableTask]
+    tables: Mapping[str, TableTaskInput]
     ingested_at: datetime
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Apply group after group, and pass on what the tasks before the shuffle had to say."""
         rows: list[tuple[str, str]] = []
-        desk: _Desk | _Writer | None = None
+        desk: _MirrorTableWriter | _AppendTableWriter | None = None
         try:
-            for table, group, blocks in _groups(batches):
+            for table, group, blocks in _grouped_blocks(batches):
                 if group == REPORTS:
                     rows += [(table, text.decode()) for text in blocks]
                     continue
                 if desk is None or desk.name != table:
                     rows += desk.finish() if desk else []
-                    kind = _Desk if self.tables[table].upsert else _Writer
+                    kind = _MirrorTableWriter if self.tables[table].upsert else _AppendTableWriter
                     desk = kind(self, table)
-                desk.take(group, blocks)
+                desk.process_group(group, blocks)
             rows += desk.finish() if desk else []
-        except Scattered as found:
+        except PartitionLimitExceeded as found:
             assert desk is not None, "it is what a desk raises"
             refused = partitions_refusal(desk.name, found.count, found.most, found.where)
             rows = [("", json.dumps(refused.facts()))]
@@ -54,10 +54,10 @@ class ApplyTask:
         finally:
             if desk:
                 desk.close()
-        yield reported(rows)
+        yield reports_batch(rows)
 
 
-def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, list[bytes]]]:
+def _grouped_blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, list[bytes]]]:
     """Neighbouring blocks of one table and group together."""
     at: tuple[str, int] | None = None
     held: list[bytes] = []
@@ -73,25 +73,25 @@ def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, list[
         yield (*at, held)
 
 
-class _Writer:
+class _AppendTableWriter:
     """Where one task writes the rows of some partitions of one table."""
 
     def __init__(self, job: ApplyTask, name: str) -> None:
         self.name = name
-        self._pile = Pile(job.tables[name].target, _MEMORY)
+        self._pile = GatheredRowWriter(job.tables[name].target, _MEMORY)
 
-    def take(self, group: int, blocks: Sequence[bytes]) -> None:
-        self._pile.take(blocks)
+    def process_group(self, group: int, blocks: Sequence[bytes]) -> None:
+        self._pile.write_blocks(blocks)
         failpoint("mid-write")
 
     def finish(self) -> list[tuple[str, str]]:
-        return [(self.name, Report(files=self._pile.finish()).to_json())]
+        return [(self.name, TaskReport(files=self._pile.finish()).to_json())]
 
     def close(self) -> None:
-        self._pile.close()
+        self._pile.abort()
 
 
-class _Desk:
+class _MirrorTableWriter:
     """Where one task works on one mirror."""
 
     def __init__(self, job: ApplyTask, name: str) -> None:
@@ -102,32 +102,32 @@ class _Desk:
         assert table.upsert.mirror is not None, "and only with a key"
         self._upsert = table.upsert
         attempt = uuid.uuid4().hex[:12]
-        self._applier = Applier(table.upsert.mirror, attempt, _MEMORY, job.ingested_at)
-        self._aside = Aside(
+        self._applier = ChangeApplier(table.upsert.mirror, attempt, _MEMORY, job.ingested_at)
+        self._aside = BadRecordWriter(
             table.bad_records, table.quarantine, table.quarantine_floors, f"{attempt}-late"
         )
-        self._report = Report()
+        self._report = TaskReport()
 
-    def take(self, group: int, blocks: Sequence[bytes]) -> None:
-        changes = Changes.from_bytes(blocks)
+    def process_group(self, group: int, blocks: Sequence[bytes]) -> None:
+        changes = ChangeBatch.from_bytes(blocks)
         buckets, groups = self._upsert.buckets, self._upsert.groups
         mine = [bucket for bucket in range(buckets) if bucket * groups // buckets == group]
         bad = self._applier.apply(changes, mine)
         failpoint("mid-write")
         if bad is not None:
-            rows = quarantined(bad, self._job.pipeline, self._job.ingested_at, "apply")
+            rows = quarantine_rows(bad, self._job.pipeline, self._job.ingested_at, "apply")
             # They were counted as rows before anybody could know.
-            told = Report(landed=-rows.num_rows)
-            self._report += replace(told, **self._aside.take(rows))
+            told = TaskReport(landed=-rows.num_rows)
+            self._report += replace(told, **self._aside.handle(rows))
 
     def finish(self) -> list[tuple[str, str]]:
         done = self._applier.finish()
-        self._report += Report(
+        self._report += TaskReport(
             files=done.files,
             quarantine_files=self._aside.finish(),
-            dead=(done.dead,) if done.dead else (),
-            runs=done.runs,
-            gather=done.gather,
+            deleted_positions=(done.deleted_positions,) if done.deleted_positions else (),
+            index_runs=done.runs,
+            needs_one_task=done.needs_one_task,
         )
         return [(self.name, self._report.to_json())]
 

@@ -15,7 +15,7 @@ CATALOGS = {
 }
 
 
-class Catalog(Protocol):
+class CatalogAdapter(Protocol):
     """Says how each engine opens the catalog; made on the driver, never sent to executors."""
 
     name: str
@@ -33,13 +33,13 @@ class Catalog(Protocol):
         ...
 
 
-def catalog_for(options: Any) -> Catalog:
+def catalog_for(options: Any) -> CatalogAdapter:
     """The catalog that `catalog:` describes."""
-    catalog: Catalog = plugin("catalog", CATALOGS, options.type)(options)
+    catalog: CatalogAdapter = plugin("catalog", CATALOGS, options.type)(options)
     return catalog
 
 
-def storage_of(catalog: Catalog) -> Callable[[str], "FileIO"]:
+def storage_of(catalog: CatalogAdapter) -> Callable[[str], "FileIO"]:
     """PyIceberg's way to a table's files, with the catalog's own settings."""
     from pyiceberg.io import load_file_io
 
@@ -53,7 +53,7 @@ def storage_of(catalog: Catalog) -> Callable[[str], "FileIO"]:
     return at
 
 
-def spark_conf(catalog: Catalog) -> dict[str, str]:
+def spark_conf(catalog: CatalogAdapter) -> dict[str, str]:
     """The catalog as Spark SQL settings: tables are `<name>.<namespace>.<table>`."""
     prefix = f"spark.sql.catalog.{catalog.name}"
     settings = {prefix: "org.apache.iceberg.spark.SparkCatalog", f"{prefix}.cache-enabled": "false"}

@@ -201,14 +201,14 @@ def maintain(
     """Run maintenance now, also beside a running stream; Ctrl-C calls it off."""
     from icestream.cli.maintain import due, run_maintenance, show_history, show_orphans, show_plan
     from icestream.config.load import load
-    from icestream.maintain.action import Kind
+    from icestream.maintain.action import ActionKind
 
-    loaded, chosen = load(file), Kind(kind) if kind else None
+    loaded, chosen = load(file), ActionKind(kind) if kind else None
     if history:
         show_history(loaded.pipeline, as_json, table, chosen)
         return
     actions = due(loaded.pipeline, table, chosen)
-    if only_plan and actions and chosen is Kind.REMOVE_ORPHAN_FILES:
+    if only_plan and actions and chosen is ActionKind.REMOVE_ORPHAN_FILES:
         show_orphans(loaded, actions, as_json)
     elif only_plan or not actions:
         show_plan(actions, loaded.pipeline.maintenance is False, as_json)

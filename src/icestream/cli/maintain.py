@@ -12,19 +12,19 @@ import humanize
 
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.cli import output
-from icestream.config.load import Loaded
-from icestream.config.model import Pipeline as Config
+from icestream.config.load import LoadedConfig
+from icestream.config.model import PipelineConfig
 from icestream.errors import UsageError
-from icestream.events import Bus
-from icestream.maintain.action import Action, Ending, Kind, Result
-from icestream.maintain.past_actions import past_of
-from icestream.maintain.policy import Budget, plan
+from icestream.events import EventBus
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending
+from icestream.maintain.past_actions import past_actions
+from icestream.maintain.policy import Budget, due_actions
 from icestream.maintain.survey import Survey, survey
 from icestream.observe import history
 from icestream.observe.history import History
 
 if TYPE_CHECKING:
-    from icestream.maintain.orphans import Orphan
+    from icestream.maintain.orphans import OrphanFile
 
 # Who asks for it now wants all of it, not a share of the time.
 _ALL = Budget(share=1e9, most=1e9, expiry=1e9)
@@ -33,35 +33,35 @@ _GIVEN_DAYS = 30
 _MOST_NAMES = 20  # of files that are shown to people; machines get all
 
 
-def due(config: Config, table: str | None, kind: Kind | None) -> list[Action]:
+def due(config: PipelineConfig, table: str | None, kind: ActionKind | None) -> list[Action]:
     """What there is to do now, of this table and this kind; no JVM."""
     now = time.time()
-    past = past_of(config, now)
+    past = past_actions(config, now)
     found = survey(config, past, now)
     _refuse_unknown(found, table)
     tables = [each for each in found.tables if table in (None, each.table)]
-    actions = plan(tables, config.maintenance, past, now, _ALL)
+    actions = due_actions(tables, config.maintenance, past, now, _ALL)
     chosen = [each for each in actions if kind in (None, each.kind)]
     if kind is None or config.maintenance is False or not getattr(config.maintenance, kind.value):
         return chosen
-    if kind in (Kind.REWRITE_DATA_FILES, Kind.REWRITE_POSITION_DELETE_FILES):
+    if kind in (ActionKind.REWRITE_DATA_FILES, ActionKind.REWRITE_POSITION_DELETE_FILES):
         return chosen  # of what is healthy there is nothing to rewrite
     there = {each.table for each in chosen}
     return chosen + [Action(each.table, kind, _ASKED) for each in tables if each.table not in there]
 
 
 def run_maintenance(
-    loaded: Loaded, actions: Sequence[Action], log_format: str, as_json: bool
+    loaded: LoadedConfig, actions: Sequence[Action], log_format: str, as_json: bool
 ) -> bool:
     """Do it, show how far it is, then what came of it; → whether nothing failed."""
-    from icestream.maintain.gate import Turns
-    from icestream.maintain.thread import Crew
+    from icestream.maintain.gate import MaintenanceGate
+    from icestream.maintain.thread import MaintenanceWorker
     from icestream.run.supervisor import stop_signals
 
     config = loaded.pipeline
     assert config.maintenance is not False, "nothing is due then"
-    results: list[Result] = []
-    bus = Bus()
+    results: list[ActionResult] = []
+    bus = EventBus()
     with (
         stop_signals() as (stop, listen),
         closing(History(Path(config.state_location))) as remembered,
@@ -71,19 +71,19 @@ def run_maintenance(
             _spark(config, listen) as spark,
             output.maintenance_progress(bus, as_json=log_format == "json"),
         ):
-            turns = Turns(stopped=stop.is_set)
-            crew = Crew(config, config.maintenance, spark, bus, turns, stop.is_set)
+            turns = MaintenanceGate(stopped=stop.is_set)
+            crew = MaintenanceWorker(config, config.maintenance, spark, bus, turns, stop.is_set)
             ended = threading.Event()
             watcher = threading.Thread(target=_call_off, args=(stop, ended, crew), daemon=True)
             watcher.start()
             try:
-                results = crew.work(actions)
+                results = crew.run_actions(actions)
             finally:
                 ended.set()
                 crew.close()
         called_off = stop.is_set()
     undone = actions[len(results) :]
-    results += [Result(each, Ending.CANCELLED) for each in undone]
+    results += [ActionResult(each, Ending.CANCELLED) for each in undone]
     show_results(results, as_json)
     if called_off:
         left = sum(each.ending is Ending.CANCELLED for each in results)
@@ -95,7 +95,7 @@ def run_maintenance(
 
 
 @contextmanager
-def _spark(config: Config, listen: Callable[[], None]) -> Iterator[Any]:
+def _spark(config: PipelineConfig, listen: Callable[[], None]) -> Iterator[Any]:
     """A small session; `listen` takes the signals back that Spark takes."""
     from icestream.spark import jars, session
 
@@ -146,11 +146,11 @@ def show_plan(actions: Sequence[Action], off: bool, as_json: bool) -> None:
         )
 
 
-def show_orphans(loaded: Loaded, actions: Sequence[Action], as_json: bool) -> None:
+def show_orphans(loaded: LoadedConfig, actions: Sequence[Action], as_json: bool) -> None:
     """What a removal of orphans would remove now, file by file; removes nothing."""
-    from icestream.maintain.gate import Turns
-    from icestream.maintain.iceberg_actions import Procedures
-    from icestream.maintain.orphans import Listed, listed
+    from icestream.maintain.gate import MaintenanceGate
+    from icestream.maintain.iceberg_actions import IcebergActions
+    from icestream.maintain.orphans import OrphanScan, scan_orphans
     from icestream.maintain.thread import java_tables
     from icestream.run.supervisor import stop_signals
 
@@ -158,34 +158,37 @@ def show_orphans(loaded: Loaded, actions: Sequence[Action], as_json: bool) -> No
     assert config.maintenance is not False, "nothing is due then"
     assert config.maintenance.remove_orphan_files is not False, "nor then"
     age = config.maintenance.remove_orphan_files.older_than
-    found: list[tuple[Action, Listed]] = []
+    found: list[tuple[Action, OrphanScan]] = []
     with stop_signals() as (stop, listen), _spark(config, listen) as spark:
         tables = java_tables(spark, catalog_for(config.catalog), config.name)
-        procedures = Procedures(spark, tables, Turns(stopped=stop.is_set).turn)
+        procedures = IcebergActions(
+            spark, tables, MaintenanceGate(stopped=stop.is_set).commit_window
+        )
         jvm = spark.sparkContext._jvm
         for action in actions:
             if stop.is_set():
                 break
-            look = listed(jvm, procedures.actions(), tables, action.table, age)
+            look = scan_orphans(jvm, procedures.actions(), tables, action.table, age)
             found.append((action, look))
     if as_json:
-        told = [_facts(action) | _removes(look.goes, look.found) for action, look in found]
+        told = [_facts(action) | _removes(look.removable, look.found) for action, look in found]
         output.result_json({"maintenance": True, "due": told})
         return
     for action, look in found:
-        size = _size(sum(each.bytes for each in look.goes))
-        kept = len(look.found) - len(look.goes)
+        size = _size(sum(each.bytes for each in look.removable))
+        kept = len(look.found) - len(look.removable)
         stay = f"; {kept:,} more stay: they may still be committed, or are too young"
         output.result(
-            f"{action.table}: would remove {len(look.goes):,} files, {size}" + stay * bool(kept)
+            f"{action.table}: would remove {len(look.removable):,} files, {size}"
+            + stay * bool(kept)
         )
-        for each in look.goes[:_MOST_NAMES]:
+        for each in look.removable[:_MOST_NAMES]:
             output.result(f"  {each.path}  {_size(each.bytes)}")
-        if more := look.goes[_MOST_NAMES:]:
+        if more := look.removable[_MOST_NAMES:]:
             output.result(f"  and {len(more):,} more: --json has all")
 
 
-def _removes(goes: "Sequence[Orphan]", found: "Sequence[Orphan]") -> dict[str, Any]:
+def _removes(goes: "Sequence[OrphanFile]", found: "Sequence[OrphanFile]") -> dict[str, Any]:
     return {
         "files": len(goes),
         "bytes": sum(each.bytes for each in goes),
@@ -197,7 +200,7 @@ def _removes(goes: "Sequence[Orphan]", found: "Sequence[Orphan]") -> dict[str, A
     }
 
 
-def show_results(results: Sequence[Result], as_json: bool) -> None:
+def show_results(results: Sequence[ActionResult], as_json: bool) -> None:
     """What came of each."""
     if as_json:
         output.result_json({"results": [_outcome(each) for each in results]})
@@ -205,7 +208,9 @@ def show_results(results: Sequence[Result], as_json: bool) -> None:
     _show([_outcome(each) for each in results])
 
 
-def show_history(config: Config, as_json: bool, table: str | None, kind: Kind | None) -> None:
+def show_history(
+    config: PipelineConfig, as_json: bool, table: str | None, kind: ActionKind | None
+) -> None:
     """What maintenance did, newest last; of a run beside the stream and of this command."""
     since = time.time() - _GIVEN_DAYS * 86400
     found = [
@@ -264,7 +269,7 @@ def _facts(action: Action) -> dict[str, Any]:
     }
 
 
-def _outcome(result: Result) -> dict[str, Any]:
+def _outcome(result: ActionResult) -> dict[str, Any]:
     return {
         "table": result.action.table,
         "action": result.action.kind.value,

@@ -14,8 +14,8 @@ import click
 
 from icestream.errors import IcestreamError, InternalError
 from icestream.events import (
-    Bus,
     Event,
+    EventBus,
     MaintenanceFailed,
     MaintenanceFinished,
     MaintenanceProgress,
@@ -78,7 +78,7 @@ def table(
     _console().print(grid)
 
 
-class Log:
+class EventLog:
     """Events as lines on stderr: key=value for people and grep, or JSON."""
 
     def __init__(self, as_json: bool) -> None:
@@ -191,12 +191,12 @@ def jar_progress() -> Iterator[Callable[[Any, int], None]]:
 
 
 @contextmanager
-def maintenance_progress(bus: Bus, as_json: bool) -> Iterator[None]:
+def maintenance_progress(bus: EventBus, as_json: bool) -> Iterator[None]:
     """A bar with the reason for what is under way on a terminal, log lines elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if as_json or not is_terminal():
-        bus.join(Log(as_json))
+        bus.join(EventLog(as_json))
         yield
         return
     text = TextColumn("{task.description}")

@@ -9,9 +9,9 @@ import humanize
 from icestream.cli import output
 from icestream.config.values import format_duration
 from icestream.maintain.forecast import Forecast, Rate
-from icestream.plan import Plan, TablePlan, make_plan
-from icestream.plan.changes import Change
-from icestream.plan.memory import Need, total
+from icestream.plan import PipelinePlan, TablePlan, make_plan
+from icestream.plan.changes import TableChange
+from icestream.plan.memory import MemoryNeed, total
 
 __all__ = ["make_plan", "show_plan"]
 
@@ -19,7 +19,7 @@ _MOST = 5  # tables that are shown whole to people; machines get all
 _MOST_TOPICS = 20
 
 
-def show_plan(plan: Plan, as_json: bool) -> None:
+def show_plan(plan: PipelinePlan, as_json: bool) -> None:
     """The sections for people, or for machines."""
     if as_json:
         output.result_json(asdict(plan))
@@ -32,7 +32,7 @@ def show_plan(plan: Plan, as_json: bool) -> None:
     _show_memory(plan.memory)
 
 
-def _show_topics(plan: Plan) -> None:
+def _show_topics(plan: PipelinePlan) -> None:
     output.result("topics")
     for each in plan.topics[:_MOST_TOPICS]:
         output.result(f"  {each.topic} → {each.table or f'nowhere: {each.why}'}")
@@ -42,7 +42,7 @@ def _show_topics(plan: Plan) -> None:
         output.result("  none is known yet")
 
 
-def _show_tables(plan: Plan) -> None:
+def _show_tables(plan: PipelinePlan) -> None:
     for each in plan.tables[:_MOST]:
         output.result("")
         for line in _table_lines(each):
@@ -66,7 +66,7 @@ def _table_lines(plan: TablePlan) -> Iterator[str]:
         yield f"  note: {note}"
 
 
-def _change(change: Change) -> str:
+def _change(change: TableChange) -> str:
     when = "at the start" if change.when == "start" else "with the first such record"
     match change.kind:
         case "add":
@@ -77,7 +77,7 @@ def _change(change: Change) -> str:
             return f"{when}: lay out, {change.column}"
 
 
-def _show_rates(plan: Plan) -> None:
+def _show_rates(plan: PipelinePlan) -> None:
     boards: dict[tuple[Rate, tuple[Forecast, ...]], list[str]] = {}
     for each in plan.tables:
         if each.rate is not None:
@@ -100,7 +100,7 @@ def _show_rates(plan: Plan) -> None:
         output.result("compaction is off: files stay as they are committed")
 
 
-def _show_board(name: str, rate: Rate, lines: tuple[Forecast, ...], plan: Plan) -> None:
+def _show_board(name: str, rate: Rate, lines: tuple[Forecast, ...], plan: PipelinePlan) -> None:
     source = f"measured over {rate.measured:,} commits" if rate.measured else "as told"
     shown = (
         f"{rate.records_per_s:,.0f}" if rate.records_per_s >= 10 else f"{rate.records_per_s:.1f}"
@@ -127,7 +127,7 @@ def _show_board(name: str, rate: Rate, lines: tuple[Forecast, ...], plan: Plan) 
     )
 
 
-def _show_memory(needs: tuple[Need, ...]) -> None:
+def _show_memory(needs: tuple[MemoryNeed, ...]) -> None:
     about = humanize.naturalsize(total(needs), binary=True)
     output.result(f"\nmemory, about {about} with all of it at work")
     for each in needs:

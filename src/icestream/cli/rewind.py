@@ -8,17 +8,17 @@ from typing import Any
 
 from icestream.cli import output
 from icestream.errors import UsageError
-from icestream.rewind.plan import Plan, TablePlan, Target, moment
+from icestream.rewind.plan import RewindPlan, RewindTarget, TableRewind, moment
 
 
-def target_of(to_time: str | None, to_snapshot: int | None) -> Target:
+def target_of(to_time: str | None, to_snapshot: int | None) -> RewindTarget:
     """What the options name; a time without a zone is UTC, as in pipeline files."""
     if (to_time is None) == (to_snapshot is None):
         raise UsageError(
             "rewind needs one target", hint="say `--to-time TIME` or `--to-snapshot ID`"
         )
     if to_time is None:
-        return Target(snapshot_id=to_snapshot)
+        return RewindTarget(snapshot_id=to_snapshot)
     try:
         at = datetime.fromisoformat(to_time)
     except ValueError:
@@ -26,7 +26,7 @@ def target_of(to_time: str | None, to_snapshot: int | None) -> Target:
             f"`{to_time}` is no time", hint="write it as 2026-01-31T12:00:00Z"
         ) from None
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return Target(time_ms=int(at.timestamp() * 1000))
+    return RewindTarget(time_ms=int(at.timestamp() * 1000))
 
 
 def say_again(file: Path, to_time: str | None, to_snapshot: int | None, table: str | None) -> str:
@@ -36,7 +36,7 @@ def say_again(file: Path, to_time: str | None, to_snapshot: int | None, table: s
     return shlex.join([*words, "--table", table] if table else words)
 
 
-def show_rewind(plan: Plan, as_json: bool, again: str) -> None:
+def show_rewind(plan: RewindPlan, as_json: bool, again: str) -> None:
     """The plan, or what was done; `again` is the command without its `--yes`."""
     if as_json:
         output.result_json(_facts(plan))
@@ -46,7 +46,7 @@ def show_rewind(plan: Plan, as_json: bool, again: str) -> None:
         [
             (
                 table.table,
-                _told(plan, table),
+                _summary(plan, table),
                 str(table.to_snapshot),
                 moment(table.to_time_ms),
                 table.rows_before,
@@ -74,13 +74,13 @@ def show_rewind(plan: Plan, as_json: bool, again: str) -> None:
         output.result(f"to do it: {again}{' --accept-loss' if plan.lost else ''} --yes")
 
 
-def _told(plan: Plan, table: TablePlan) -> str:
-    if not table.moves:
+def _summary(plan: RewindPlan, table: TableRewind) -> str:
+    if not table.changes:
         return "stays"
     return "went to" if plan.done else "goes to"
 
 
-def _show_positions(table: TablePlan) -> None:
+def _show_positions(table: TableRewind) -> None:
     output.table(
         ("stream", "partition", "position before", "after", "read again"),
         [
@@ -97,7 +97,7 @@ def _show_positions(table: TablePlan) -> None:
     )
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def _facts(plan: RewindPlan) -> dict[str, Any]:
     return {
         "pipeline": plan.pipeline,
         "target": plan.target,
@@ -105,7 +105,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "tables": [
             {
                 "table": table.table,
-                "moves": table.moves,
+                "moves": table.changes,
                 "from_snapshot": table.from_snapshot,
                 "to_snapshot": table.to_snapshot,
                 "to_commit": table.to_commit,

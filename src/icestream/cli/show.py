@@ -10,11 +10,11 @@ import humanize
 from icestream.cli import output
 from icestream.observe.status import PipelineStatus, TableStatus
 from icestream.plan.preview import TablePreview
-from icestream.spark.doctor import Check
+from icestream.spark.doctor import DoctorCheck
 from icestream.spark.jars import JarStatus
 
 
-def show_checks(checks: Sequence[Check], as_json: bool) -> None:
+def show_checks(checks: Sequence[DoctorCheck], as_json: bool) -> None:
     """The doctor's findings, a line each, the fix below."""
     if as_json:
         output.result_json([asdict(check) for check in checks])

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import cast
 
-from icestream.config.load import Loaded
-from icestream.config.starter import Kind, starter
+from icestream.config.load import LoadedConfig
+from icestream.config.starter import StarterKind, starter
 from icestream.errors import UsageError
 
 
@@ -12,7 +12,7 @@ def write_starter(file: Path, kind: str) -> None:
     """Write the commented file, never over an existing one."""
     try:
         with file.open("x", encoding="utf-8") as out:
-            out.write(starter(cast(Kind, kind)))
+            out.write(starter(cast(StarterKind, kind)))
     except FileExistsError:
         raise UsageError(
             f"{file} exists already", hint=f"name another: `icestream init {file.stem}-2.yml`"
@@ -21,7 +21,7 @@ def write_starter(file: Path, kind: str) -> None:
         raise UsageError(f"{file} cannot be written: {failure.strerror}") from None
 
 
-def check_environment(loaded: Loaded) -> None:
+def check_environment(loaded: LoadedConfig) -> None:
     """Phase 3 of validate: catalog and source can be used from here."""
     from icestream.catalogs import catalog_for
     from icestream.sources import source_for

@@ -5,15 +5,15 @@ import time
 import humanize
 
 from icestream.cli import output
-from icestream.config.model import Pipeline as Config
-from icestream.maintain.past_actions import past_of
+from icestream.config.model import PipelineConfig
+from icestream.maintain.past_actions import past_actions
 from icestream.maintain.survey import Survey, survey
 
 
-def look(config: Config) -> Survey:
+def look(config: PipelineConfig) -> Survey:
     """The tables now; what maintenance did so far is in its budget."""
     now = time.time()
-    return survey(config, past_of(config, now), now)
+    return survey(config, past_actions(config, now), now)
 
 
 def show_tables(found: Survey, as_json: bool) -> None:

@@ -1,10 +1,10 @@
 """How `verify` shows its result: a line per table and check, what was found below."""
 
 from icestream.cli import output
-from icestream.verify.report import MOST, Finding, Result, TableReport
+from icestream.verify.report import MOST, Finding, TableReport, VerifyResult
 
 
-def show_verified(result: Result, as_json: bool) -> None:
+def show_verified(result: VerifyResult, as_json: bool) -> None:
     """The whole result, for people or for machines."""
     if as_json:
         output.result_json(result.facts())
@@ -41,7 +41,7 @@ def _show_findings(table: TableReport) -> None:
 
 
 def _line(finding: Finding) -> str:
-    place = finding.place()
+    place = finding.location()
     where = f" ({place})" if place else ""
     return (
         f"violation: {finding.table}: {finding.kind}{where}: "

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from icestream.cli import output
-from icestream.config.load import Loaded
-from icestream.events import Bus
+from icestream.config.load import LoadedConfig
+from icestream.events import EventBus
 
 
 def run_watched(
-    loaded: Sequence[Loaded],
+    loaded: Sequence[LoadedConfig],
     log_format: str,
     once: bool = False,
     seconds: float | None = None,
@@ -25,7 +25,7 @@ def run_watched(
     sets = [name for each in loaded for name in source_for(each.pipeline.source).jar_sets]
     with output.jar_progress() as progress:
         jars.ensure([*jars.CORE, *sets], progress=progress)
-    bus = Bus()
+    bus = EventBus()
     begin = partial(run, loaded, bus, once=once, seconds=seconds, accept_loss=accept_loss)
     if output.is_terminal() and log_format == "text":
         view = output.LiveView()
@@ -34,5 +34,5 @@ def run_watched(
         with view.shown():
             begin()
     else:
-        bus.join(output.Log(as_json=log_format == "json"))
+        bus.join(output.EventLog(as_json=log_format == "json"))
         begin()

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from icestream.commit.java_catalog import Base, _first_line, _OneAttempt
+from icestream.commit.java_catalog import CommitBase, OneAttemptOperations, _first_line
 from icestream.failpoints import failpoint
 
 
-class Offer(_OneAttempt):
+class ActionOperations(OneAttemptOperations):
     """Iceberg's TableOperations in Python: a fresh base for the commit, which is tried once.
 
     The turn is taken when the action looks at the table to commit, and ends with the attempt.
@@ -21,7 +21,7 @@ class Offer(_OneAttempt):
 
     def __init__(
         self,
-        base: Base,
+        base: CommitBase,
         turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         before: str = "",
         after: str = "",
@@ -47,25 +47,25 @@ class Offer(_OneAttempt):
         """Try once."""
         self.base, self.offered = base, metadata
         try:
-            self._pass(0)
+            self._pass_failpoint(0)
             self._real.commit(base, metadata)
-            self._pass(1)
+            self._pass_failpoint(1)
         except Exception as failure:
             self.failure = _first_line(failure)
             raise RuntimeError(self.failure) from None
         finally:
             self._held.close()
 
-    def newest(self) -> Any:
+    def reload(self) -> Any:
         """The table's metadata now."""
         return self._real.refresh()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End the turn, however far it came, and free the metadata."""
         self._held.close()
-        super().let_go()
+        super().release()
         self.planned = self.offered = self.base = None
 
-    def _pass(self, which: int) -> None:
+    def _pass_failpoint(self, which: int) -> None:
         if self._points[which]:
             failpoint(self._points[which])

@@ -1,8 +1,8 @@
 """The only place that talks to Iceberg's commit API: one attempt, from exactly the planned base.
 
 Iceberg would retry and clean up by itself, and its clean-up can delete manifests that are live
-when an answer was lost (docs/design/exactly-once.md). So it commits through `_OneAttempt`, and the
-retry loop is `protocol.settle`.
+when an answer was lost (docs/design/exactly-once.md). So it commits through
+`OneAttemptOperations`, and the retry loop is `protocol.commit_with_retries`.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from icestream.commit.protocol import Ancestor, CommitFailed, TableView, parent_of
+from icestream.commit.protocol import AncestorSnapshot, CommitFailed, TableState, parent_of
 from icestream.errors import Replaced, Unreachable
 from icestream.failpoints import failpoint
 from icestream.tables.marker import Marker, Positions, property_name, summary
@@ -23,17 +23,17 @@ _FOLLOWED = 5_000  # snapshots; expiry keeps tables far below
 
 
 @dataclass(frozen=True)
-class Append:
+class AddedFiles:
     """Files to add, as the JSON that Iceberg's ContentFileParser reads; may be none."""
 
     files: Sequence[str] = ()
     records: int = 0
     deletes: Sequence[str] = ()  # position deletes, of rows in the snapshot that is the base
-    pinned: bool = False  # it fits that snapshot alone
+    base_only: bool = False  # it fits that snapshot alone
 
 
 @dataclass(frozen=True)
-class Replace:
+class ReplacedFiles:
     """Files that take the place of others with the same rows, in the same JSON."""
 
     rewrite_id: str  # by which its snapshot is found again
@@ -44,18 +44,18 @@ class Replace:
     kept_deletes: Sequence[tuple[str, int]] = ()  # written anew, with the sequence number they had
 
 
-class Outdated(CommitFailed):
+class InputsReplaced(CommitFailed):
     """What was to be replaced is no longer there: nothing was committed, and trying is no use."""
 
 
 @dataclass(frozen=True)
-class Base:
+class CommitBase:
     """The metadata that a commit compares against, and the operations that loaded it."""
 
     operations: Any
     metadata: Any
     document: Mapping[str, Any]  # of the same metadata, in Iceberg's JSON, what we look at
-    rest: str = ""  # tells whether anything but the snapshots has changed
+    other_facts: str = ""  # tells whether anything but the snapshots has changed
 
 
 class IcebergTables:
@@ -67,14 +67,14 @@ class IcebergTables:
         self._namespaces = jvm.org.apache.iceberg.catalog.Namespace
         self._pipeline = pipeline
         self._operations: dict[str, Any] = {}
-        self._seen: dict[str, TableView] = {}
+        self._last_states: dict[str, TableState] = {}
         # NaN and infinity can be partition values; Iceberg's own mapper does not read them back.
         core = jvm.org.apache.iceberg.shaded.com.fasterxml.jackson.core
         odd_numbers = getattr(core, "JsonParser$Feature").ALLOW_NON_NUMERIC_NUMBERS
         mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper().copy()
         self._mapper = mapper.configure(odd_numbers, True)
 
-    def load(self, name: str) -> TableView:
+    def load(self, name: str) -> TableState:
         """Read the table's current metadata."""
         try:
             operations = self._operations.get(name)
@@ -85,12 +85,16 @@ class IcebergTables:
         except Py4JJavaError as failure:
             self._operations.pop(name, None)
             raise _load_error(name, failure) from None
-        document, rest = self._document(self._seen.get(name), metadata)
-        view = view_of(document, self._pipeline, Base(operations, metadata, document, rest))
-        self._seen[name] = view
+        document, rest = self._metadata_json(self._last_states.get(name), metadata)
+        view = table_state(
+            document, self._pipeline, CommitBase(operations, metadata, document, rest)
+        )
+        self._last_states[name] = view
         return view
 
-    def _document(self, seen: TableView | None, metadata: Any) -> tuple[Mapping[str, Any], str]:
+    def _metadata_json(
+        self, seen: TableState | None, metadata: Any
+    ) -> tuple[Mapping[str, Any], str]:
         """The metadata as JSON. It grows with every snapshot, so one more is only added to it."""
         iceberg = self._jvm.org.apache.iceberg
         properties, marker = metadata.properties(), property_name(self._pipeline)
@@ -99,8 +103,8 @@ class IcebergTables:
         rest = f"{properties.toString().replace(stored or '', '')} {metadata.currentSchemaId()} "
         rest += f"{metadata.defaultSpecId()} {metadata.defaultSortOrderId()} {metadata.uuid()}"
         newest = metadata.currentSnapshot()
-        known: Base | None = seen.base if seen else None
-        if known is None or newest is None or known.rest != rest:
+        known: CommitBase | None = seen.base if seen else None
+        if known is None or newest is None or known.other_facts != rest:
             return json.loads(iceberg.TableMetadataParser.toJson(metadata)), rest
         document = known.document
         snapshots = document.get("snapshots", [])
@@ -126,7 +130,7 @@ class IcebergTables:
         except Py4JJavaError as failure:
             raise _load_error(name, failure) from None
 
-    def names(self, reaches: Callable[[str], bool]) -> list[str]:
+    def list_tables(self, reaches: Callable[[str], bool]) -> list[str]:
         """Tables in the namespaces that `reaches` says yes to, at any depth."""
         found: list[str] = []
         try:
@@ -145,7 +149,7 @@ class IcebergTables:
         return sorted(found)
 
     def commit(
-        self, name: str, base: Base, marker: Marker, before: Positions, work: Append
+        self, name: str, base: CommitBase, marker: Marker, before: Positions, work: AddedFiles
     ) -> None:
         """Add the files and set the marker in one transaction, in a single attempt."""
         try:
@@ -155,9 +159,9 @@ class IcebergTables:
         except (Py4JError, PySparkException) as failure:
             raise CommitFailed(_first_line(failure)) from None
 
-    def transact(self, name: str, base: Base, build: Callable[[Any], None]) -> None:
+    def transact(self, name: str, base: CommitBase, build: Callable[[Any], None]) -> None:
         """Run `build` on a transaction over `base`, then commit once; raises CommitFailed."""
-        operations = _OneAttempt(base)
+        operations = OneAttemptOperations(base)
         try:
             transaction = self._jvm.org.apache.iceberg.BaseTable(operations, name).newTransaction()
             build(transaction)
@@ -166,15 +170,15 @@ class IcebergTables:
             except (Py4JError, PySparkException) as failure:
                 raise CommitFailed(operations.failure or _first_line(failure)) from None
         finally:
-            operations.let_go()
+            operations.release()
 
-    def replace(self, name: str, base: Base, work: Replace) -> None:
+    def commit_rewrite(self, name: str, base: CommitBase, work: ReplacedFiles) -> None:
         """Put files in the place of others in a single attempt; the marker stays as it is."""
         try:
             self.transact(name, base, lambda transaction: self._replace(transaction, base, work))
         except Py4JJavaError as failure:
             kind = failure.java_exception.getClass().getSimpleName()
-            refused = Outdated if kind == "ValidationException" else CommitFailed
+            refused = InputsReplaced if kind == "ValidationException" else CommitFailed
             raise refused(_first_line(failure)) from None
         except (Py4JError, PySparkException) as failure:
             raise CommitFailed(_first_line(failure)) from None
@@ -188,7 +192,7 @@ class IcebergTables:
         specs = transaction.table().specs()
         return lambda text: parser.fromJson(self._mapper.readTree(text), specs)
 
-    def _replace(self, transaction: Any, base: Base, work: Replace) -> None:
+    def _replace(self, transaction: Any, base: CommitBase, work: ReplacedFiles) -> None:
         parsed = self._parser(transaction)
         update = transaction.newRewrite()
         # The base is the snapshot that was looked at: there is nothing else to validate against.
@@ -202,7 +206,9 @@ class IcebergTables:
         update.set(REWRITE_ID, work.rewrite_id)
         update.commit()
 
-    def _append(self, transaction: Any, marker: Marker, before: Positions, work: Append) -> None:
+    def _append(
+        self, transaction: Any, marker: Marker, before: Positions, work: AddedFiles
+    ) -> None:
         parsed = self._parser(transaction)
         if work.deletes:
             # No validation: the base is the snapshot that the positions were looked up in.
@@ -224,21 +230,24 @@ class IcebergTables:
         properties.commit()
 
 
-class _OneAttempt:
+class OneAttemptOperations:
     """Iceberg's TableOperations in Python: the base never moves and commit is tried once."""
 
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: CommitBase) -> None:
         self._real = base.operations
         self._base = base.metadata
         self.failure: str | None = None
 
     def current(self) -> Any:
+        """The base, whatever has happened since."""
         return self._base
 
     def refresh(self) -> Any:
+        """The base again: Iceberg must not move the attempt to a newer one."""
         return self._base
 
     def commit(self, base: Any, metadata: Any) -> None:
+        """Try once; the reason of a failure is kept in `failure`."""
         try:
             failpoint("before-request")
             self._real.commit(base, metadata)
@@ -248,49 +257,60 @@ class _OneAttempt:
             self.failure = _first_line(failure)
             raise RuntimeError(self.failure) from None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Java collects proxies late, and each would keep a table's whole metadata till then."""
         self._real = self._base = None
 
     def requireStrictCleanup(self) -> bool:  # noqa: N802 (Iceberg's name)
+        """Iceberg may clean up only after failures that it marks so; none leaves `commit`."""
         return True
 
     def io(self) -> Any:
+        """The table's own FileIO."""
         return self._real.io()
 
     def encryption(self) -> Any:
+        """The table's own encryption."""
         return self._real.encryption()
 
     def metadataFileLocation(self, name: str) -> str:  # noqa: N802
+        """Where a metadata file of this name lies."""
         return str(self._real.metadataFileLocation(name))
 
     def locationProvider(self) -> Any:  # noqa: N802
+        """The table's own."""
         return self._real.locationProvider()
 
     def temp(self, metadata: Any) -> Any:
+        """Operations on metadata that is not committed yet."""
         return self._real.temp(metadata)
 
     def newSnapshotId(self) -> int:  # noqa: N802
+        """An id that no snapshot has."""
         return int(self._real.newSnapshotId())
 
     class Java:
+        """Tells py4j which interface this object implements."""
+
         implements = ("org.apache.iceberg.TableOperations",)
 
 
-def view_of(document: Mapping[str, Any], pipeline: str, base: Any = None) -> TableView:
+def table_state(document: Mapping[str, Any], pipeline: str, base: Any = None) -> TableState:
     """What Iceberg's metadata JSON says, in the protocol's words."""
     stored = document.get("properties", {}).get(property_name(pipeline))
-    return TableView(
+    return TableState(
         uuid=document["table-uuid"],
         marker=Marker.from_json(stored) if stored else None,
-        lineage=_lineage(document, pipeline),
+        ancestors=_ancestors(document, pipeline),
         last_sequence=document.get("last-sequence-number", 0),
         schema_id=document["current-schema-id"],
         base=base,
     )
 
 
-def rewrite_ids(document: Mapping[str, Any], among: Iterable[Ancestor]) -> dict[int, str]:
+def rewrites_among(
+    document: Mapping[str, Any], among: Iterable[AncestorSnapshot]
+) -> dict[int, str]:
     """The rewrites of ours among some snapshots: snapshot → id."""
     wanted = {each.snapshot_id for each in among}
     return {
@@ -300,7 +320,7 @@ def rewrite_ids(document: Mapping[str, Any], among: Iterable[Ancestor]) -> dict[
     }
 
 
-def _lineage(document: Mapping[str, Any], pipeline: str) -> tuple[Ancestor, ...]:
+def _ancestors(document: Mapping[str, Any], pipeline: str) -> tuple[AncestorSnapshot, ...]:
     by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots", ())}
     found = []
     at: int | None = document.get("current-snapshot-id")
@@ -309,7 +329,7 @@ def _lineage(document: Mapping[str, Any], pipeline: str) -> tuple[Ancestor, ...]
         notes = snapshot.get("summary", {})
         own = notes.get("icestream.pipeline") == pipeline
         found.append(
-            Ancestor(
+            AncestorSnapshot(
                 snapshot_id=at,
                 parent_id=parent_of(snapshot),
                 sequence_number=snapshot.get("sequence-number", 0),

@@ -1,7 +1,7 @@
 """The pure part of the protocol: facts about a table in, a verdict or the next marker out.
 
-No Spark, no Iceberg, no clock, no randomness: those come in through the `Tables` port and the
-arguments, so that a simulator can run the very same code. docs/design/exactly-once.md says why.
+No Spark, no Iceberg, no clock, no randomness: those come in through the `CommitCatalog` port and
+the arguments, so that a simulator can run the very same code. docs/design/exactly-once.md says why.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from icestream.tables.marker import Counts, Loss, Marker, Positions
 
 
 @dataclass(frozen=True)
-class Ancestor:
+class AncestorSnapshot:
     """One snapshot on the way back from the table's current one."""
 
     snapshot_id: int
@@ -24,19 +24,19 @@ class Ancestor:
 
 
 @dataclass(frozen=True)
-class TableView:
+class TableState:
     """What the catalog said about one table at one moment."""
 
     uuid: str
     marker: Marker | None
-    lineage: tuple[Ancestor, ...]  # newest first, as far as snapshots are retained
+    ancestors: tuple[AncestorSnapshot, ...]  # newest first, as far as snapshots are retained
     last_sequence: int
     schema_id: int
     base: Any = None  # the metadata that a commit compares against; opaque here
 
 
 @dataclass(frozen=True)
-class Range:
+class PositionRange:
     """What one micro-batch covers: from `start` up to, not including, `stop`."""
 
     start: Positions
@@ -44,7 +44,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Missing:
+class GapRange:
     """Positions that the source no longer has."""
 
     stream: str
@@ -76,7 +76,7 @@ def parent_of(snapshot: Mapping[str, Any]) -> int | None:
     return FORGOTTEN if more or notes.get("operation") == "replace" else None
 
 
-class Standing(Enum):
+class MarkerStatus(Enum):
     """Whether a table is the one that our marker speaks of."""
 
     NEW = "new"
@@ -85,7 +85,7 @@ class Standing(Enum):
     REPLACED = "replaced"
 
 
-class Verdict(Enum):
+class BatchVerdict(Enum):
     """What to do with a batch, for one table."""
 
     COMMIT = "commit"
@@ -97,7 +97,7 @@ class Verdict(Enum):
     REPLACED = "replaced"
 
 
-class Outcome(Enum):
+class CommitOutcome(Enum):
     """What became of a commit whose answer was not a plain yes."""
 
     LANDED = "landed"
@@ -118,22 +118,22 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """A verdict, and the floors below which the table holds the records already."""
 
-    verdict: Verdict
+    verdict: BatchVerdict
     floors: Positions
-    missing: tuple[Missing, ...] = ()
+    gaps: tuple[GapRange, ...] = ()
 
 
 class CommitFailed(Exception):
     """One attempt was refused, failed or went unanswered: only a fresh look tells which."""
 
 
-class Tables(Protocol):
+class CommitCatalog(Protocol):
     """The port to the catalog: a fresh look, and a single compare-and-set attempt."""
 
-    def load(self, name: str) -> TableView:
+    def load(self, name: str) -> TableState:
         """Read the table's current state; raises Unreachable."""
         ...
 
@@ -142,31 +142,31 @@ class Tables(Protocol):
         ...
 
 
-def standing(view: TableView) -> Standing:
+def marker_status(view: TableState) -> MarkerStatus:
     """Compare the marker property with the newest own snapshot that is still retained."""
-    own = next((each.commit_id for each in view.lineage if each.commit_id), None)
+    own = next((each.commit_id for each in view.ancestors if each.commit_id), None)
     marker = view.marker
     if marker is None:
-        return Standing.NEW if own is None else Standing.REWOUND
+        return MarkerStatus.NEW if own is None else MarkerStatus.REWOUND
     if marker.table_uuid != view.uuid:
-        return Standing.REPLACED
+        return MarkerStatus.REPLACED
     if own is not None:
-        return Standing.OURS if own == marker.commit_id else Standing.REWOUND
+        return MarkerStatus.OURS if own == marker.commit_id else MarkerStatus.REWOUND
     # No own snapshot is left. Expiry explains that only if the walk was cut short, behind us.
-    oldest = view.lineage[-1] if view.lineage else None
+    oldest = view.ancestors[-1] if view.ancestors else None
     if oldest is None or oldest.parent_id is None:
-        return Standing.REPLACED
+        return MarkerStatus.REPLACED
     behind = oldest.sequence_number >= marker.snapshot_sequence
-    return Standing.OURS if behind else Standing.REPLACED
+    return MarkerStatus.OURS if behind else MarkerStatus.REPLACED
 
 
-def next_generation(views: Iterable[TableView]) -> int:
+def next_generation(views: Iterable[TableState]) -> int:
     """One above every generation seen in the pipeline's tables."""
     return 1 + max((view.marker.generation for view in views if view.marker), default=0)
 
 
-def claimed(
-    view: TableView,
+def marker_of_claim(
+    view: TableState,
     claim: Claim,
     commit_id: str,
     start: Positions,
@@ -193,22 +193,22 @@ def claimed(
     )
 
 
-def may_claim(view: TableView, claim: Claim) -> Outcome:
+def claim_outcome(view: TableState, claim: Claim) -> CommitOutcome:
     """Whether `claim` may (still) take the table: AGAIN means yes, try from this view."""
     marker = view.marker
     if marker and marker.run_id == claim.run_id and marker.generation == claim.generation:
-        return Outcome.LANDED
-    stand = standing(view)
-    if stand is Standing.REWOUND:
-        return Outcome.REWOUND
-    if stand is Standing.REPLACED:
-        return Outcome.REPLACED
+        return CommitOutcome.LANDED
+    stand = marker_status(view)
+    if stand is MarkerStatus.REWOUND:
+        return CommitOutcome.REWOUND
+    if stand is MarkerStatus.REPLACED:
+        return CommitOutcome.REPLACED
     if marker and marker.generation >= claim.generation:
-        return Outcome.FENCED
-    return Outcome.AGAIN
+        return CommitOutcome.FENCED
+    return CommitOutcome.AGAIN
 
 
-def overtaken(views: Mapping[str, TableView], runs: Iterable[str]) -> str | None:
+def claimed_by_another(views: Mapping[str, TableState], runs: Iterable[str]) -> str | None:
     """Name a table whose newest claim is none of these runs', or None: they may begin again.
 
     A process that begins a broken run anew must not take its tables from whoever came meanwhile.
@@ -226,47 +226,47 @@ def overtaken(views: Mapping[str, TableView], runs: Iterable[str]) -> str | None
     )
 
 
-def plan(
-    view: TableView,
+def plan_batch(
+    view: TableState,
     claim: Claim,
-    batch: Range,
+    batch: PositionRange,
     progress: Positions,
     stream_ids: Mapping[str, str],
-) -> Plan:
+) -> BatchPlan:
     """Judge a batch for one table, before anything is staged.
 
     `progress` is what this run has seen go by without rows for the table: the marker in the
     table only follows now and then, and a range that starts behind it is no gap.
     """
-    stand = standing(view)
+    stand = marker_status(view)
     marker = view.marker
-    if stand is Standing.REWOUND:
-        return Plan(Verdict.REWOUND, {})
-    if stand is not Standing.OURS or marker is None:
-        return Plan(Verdict.REPLACED, {})
+    if stand is MarkerStatus.REWOUND:
+        return BatchPlan(BatchVerdict.REWOUND, {})
+    if stand is not MarkerStatus.OURS or marker is None:
+        return BatchPlan(BatchVerdict.REPLACED, {})
     if marker.generation != claim.generation or marker.run_id != claim.run_id:
-        return Plan(Verdict.FENCED, {})
+        return BatchPlan(BatchVerdict.FENCED, {})
     for stream, known in marker.stream_ids.items():
         if stream in batch.stop and stream_ids.get(stream, known) != known:
-            return Plan(Verdict.INCARNATION, {})
+            return BatchPlan(BatchVerdict.INCARNATION, {})
     floors: dict[str, dict[int, int]] = {}
-    missing: list[Missing] = []
+    missing: list[GapRange] = []
     fresh = False
     for stream, partitions in batch.stop.items():
         for number, stop in partitions.items():
             start = batch.start.get(stream, {}).get(number, 0)
-            known_at = _reached(marker.positions, progress, stream, number)
+            known_at = _known_position(marker.positions, progress, stream, number)
             if known_at is not None and start > known_at:
-                missing.append(Missing(stream, number, known_at, start))
+                missing.append(GapRange(stream, number, known_at, start))
             floor = start if known_at is None else max(start, known_at)
             floors.setdefault(stream, {})[number] = floor
             fresh = fresh or stop > floor
     if missing:
-        return Plan(Verdict.GAP, floors, tuple(missing))
-    return Plan(Verdict.COMMIT if fresh else Verdict.SKIP, floors)
+        return BatchPlan(BatchVerdict.GAP, floors, tuple(missing))
+    return BatchPlan(BatchVerdict.COMMIT if fresh else BatchVerdict.SKIP, floors)
 
 
-def trim_only(view: TableView | None, batch: Range) -> Positions:
+def quarantine_floors(view: TableState | None, batch: PositionRange) -> Positions:
     """Floors of a quarantine table: its marker trims, but never means a gap or a start."""
     kept = view.marker.positions if view and view.marker else {}
     return {
@@ -280,9 +280,9 @@ def trim_only(view: TableView | None, batch: Range) -> Positions:
     }
 
 
-def advanced(
-    view: TableView,
-    batch: Range,
+def marker_after_batch(
+    view: TableState,
+    batch: PositionRange,
     commit_id: str,
     counts: Counts,
     watermark_ms: int | None,
@@ -299,7 +299,7 @@ def advanced(
         previous_commit_id=old.commit_id,
         sequence=old.sequence + 1,
         snapshot_sequence=view.last_sequence + 1,
-        positions=furthest(old.positions, batch.stop),
+        positions=max_positions(old.positions, batch.stop),
         stream_ids={**{s: stream_ids[s] for s in batch.stop if s in stream_ids}, **old.stream_ids},
         counts=old.counts + counts,
         watermark_ms=max(marks, default=None),
@@ -307,8 +307,8 @@ def advanced(
     )
 
 
-def forgiven(
-    view: TableView,
+def marker_after_losses(
+    view: TableState,
     commit_id: str,
     losses: Iterable[Loss],
     resume: Positions,
@@ -331,52 +331,56 @@ def forgiven(
     )
 
 
-def resolve(view: TableView, tried: Marker, planned: TableView, pinned: bool = False) -> Outcome:
+def outcome_of_commit(
+    view: TableState, tried: Marker, planned: TableState, pinned: bool = False
+) -> CommitOutcome:
     """After a commit without a plain yes: what does the table itself say?
 
     `pinned` work speaks of rows at their positions: it only fits the snapshot it was made for.
     """
-    if view.uuid == tried.table_uuid and any(a.commit_id == tried.commit_id for a in view.lineage):
-        return Outcome.LANDED
+    if view.uuid == tried.table_uuid and any(
+        a.commit_id == tried.commit_id for a in view.ancestors
+    ):
+        return CommitOutcome.LANDED
     if view.marker and view.marker.commit_id == tried.commit_id:
-        return Outcome.LANDED
+        return CommitOutcome.LANDED
     marker, before = view.marker, planned.marker
     if marker and (marker.generation > tried.generation or marker.run_id != tried.run_id):
-        return Outcome.FENCED
-    stand = standing(view)
-    if stand is Standing.REWOUND:
-        return Outcome.REWOUND
-    if stand is Standing.REPLACED:
-        return Outcome.REPLACED
+        return CommitOutcome.FENCED
+    stand = marker_status(view)
+    if stand is MarkerStatus.REWOUND:
+        return CommitOutcome.REWOUND
+    if stand is MarkerStatus.REPLACED:
+        return CommitOutcome.REPLACED
     moved = marker is None or before is None or marker.commit_id != before.commit_id
     if moved or view.schema_id != planned.schema_id:
-        return Outcome.RESTAGE
-    if pinned and [a.snapshot_id for a in view.lineage[:1]] != [
-        a.snapshot_id for a in planned.lineage[:1]
+        return CommitOutcome.RESTAGE
+    if pinned and [a.snapshot_id for a in view.ancestors[:1]] != [
+        a.snapshot_id for a in planned.ancestors[:1]
     ]:
-        return Outcome.RESTAGE
-    return Outcome.AGAIN
+        return CommitOutcome.RESTAGE
+    return CommitOutcome.AGAIN
 
 
 @dataclass(frozen=True)
-class Settled:
+class CommitResult:
     """How a commit ended, and how many attempts it took."""
 
-    outcome: Outcome
+    outcome: CommitOutcome
     attempts: int
     reason: str | None = None
 
 
-def settle(
-    tables: Tables,
+def commit_with_retries(
+    tables: CommitCatalog,
     name: str,
-    planned: TableView,
-    make: Callable[[TableView], Marker],
+    planned: TableState,
+    make: Callable[[TableState], Marker],
     work: Any,
     pause: Callable[[int], bool],
-    look: Callable[[TableView], Outcome] | None = None,
+    look: Callable[[TableState], CommitOutcome] | None = None,
     pinned: bool = False,
-) -> Settled:
+) -> CommitResult:
     """Commit `work` once per base until it is in, or until the table says that it may not be.
 
     `make` gives the marker for the base that is tried, always with the same commit id.
@@ -390,21 +394,21 @@ def settle(
         before = view.marker.positions if view.marker else {}
         try:
             tables.commit(name, view.base, marker, before, work)
-            return Settled(Outcome.LANDED, attempt, reason)
+            return CommitResult(CommitOutcome.LANDED, attempt, reason)
         except CommitFailed as failure:
             reason = str(failure)
-        seen = _look_again(tables, name, pause, attempt)
+        seen = _reload(tables, name, pause, attempt)
         if seen is None:
-            return Settled(Outcome.AGAIN, attempt, reason)
-        outcome = look(seen) if look else resolve(seen, marker, planned, pinned)
-        if outcome is not Outcome.AGAIN or not pause(attempt):
-            return Settled(outcome, attempt, reason)
+            return CommitResult(CommitOutcome.AGAIN, attempt, reason)
+        outcome = look(seen) if look else outcome_of_commit(seen, marker, planned, pinned)
+        if outcome is not CommitOutcome.AGAIN or not pause(attempt):
+            return CommitResult(outcome, attempt, reason)
         view = seen
 
 
-def _look_again(
-    tables: Tables, name: str, pause: Callable[[int], bool], attempt: int
-) -> TableView | None:
+def _reload(
+    tables: CommitCatalog, name: str, pause: Callable[[int], bool], attempt: int
+) -> TableState | None:
     """Read the table after a failure, also when the catalog needs a while to answer again."""
     while True:
         try:
@@ -415,17 +419,17 @@ def _look_again(
             attempt += 1
 
 
-def furthest(*several: Positions) -> Positions:
+def max_positions(*several: Positions) -> Positions:
     """Per partition, the largest position."""
-    return _combine(max, several)
+    return _merge_positions(max, several)
 
 
-def nearest(*several: Positions) -> Positions:
+def min_positions(*several: Positions) -> Positions:
     """Per partition, the smallest position; a partition that one does not know is left to it."""
-    return _combine(min, several)
+    return _merge_positions(min, several)
 
 
-def _combine(choose: Callable[[int, int], int], several: Iterable[Positions]) -> Positions:
+def _merge_positions(choose: Callable[[int, int], int], several: Iterable[Positions]) -> Positions:
     result: dict[str, dict[int, int]] = {}
     for positions in several:
         for stream, partitions in positions.items():
@@ -435,7 +439,7 @@ def _combine(choose: Callable[[int, int], int], several: Iterable[Positions]) ->
     return result
 
 
-def _reached(marker: Positions, progress: Positions, stream: str, number: int) -> int | None:
+def _known_position(marker: Positions, progress: Positions, stream: str, number: int) -> int | None:
     seen = [
         positions[stream][number]
         for positions in (marker, progress)

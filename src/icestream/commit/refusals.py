@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from icestream import errors
-from icestream.commit.protocol import Missing, TableView
+from icestream.commit.protocol import GapRange, TableState
 from icestream.errors import IcestreamError
 from icestream.tables.marker import Loss
 
 
 def refusal(
-    table: str, verdict: str, view: TableView | None = None, missing: Sequence[Missing] = ()
+    table: str, verdict: str, view: TableState | None = None, missing: Sequence[GapRange] = ()
 ) -> IcestreamError:
     """The error for a verdict or outcome of the protocol."""
     marker = view.marker if view else None

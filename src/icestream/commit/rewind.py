@@ -16,13 +16,13 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
-from icestream.rewind.plan import TablePlan
+from icestream.rewind.plan import TableRewind
 from icestream.tables.marker import Marker, property_name, summary
 
 REWOUND_FROM = "icestream.rewound-from"  # in the summary: the snapshot that was left
 
 
-def move(catalog: Catalog, table: Table, plan: TablePlan, marker: Marker) -> None:
+def commit_rewind(catalog: Catalog, table: Table, plan: TableRewind, marker: Marker) -> None:
     """One compare-and-set from the planned snapshot; raises what the catalog raises."""
     metadata = table.metadata
     target = metadata.snapshot_by_id(plan.to_snapshot)
@@ -36,7 +36,7 @@ def move(catalog: Catalog, table: Table, plan: TablePlan, marker: Marker) -> Non
         summary=Summary(
             Operation.APPEND,
             **{key: value for key, value in notes.items() if key.startswith("total-")},
-            **summary(marker, plan.then.positions, 0),
+            **summary(marker, plan.marker.positions, 0),
             **{REWOUND_FROM: str(plan.from_snapshot)},
         ),
         schema_id=metadata.current_schema_id,

@@ -9,7 +9,7 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 
-from icestream.commit.java_catalog import Base, IcebergTables
+from icestream.commit.java_catalog import CommitBase, IcebergTables
 from icestream.commit.protocol import CommitFailed
 from icestream.errors import UnsafeCatalog
 
@@ -17,7 +17,7 @@ from icestream.errors import UnsafeCatalog
 _KNOWN_TO_COMPARE = "JdbcTableOperations"
 
 
-def refuse_unsafe(tables: IcebergTables, name: str, stale: Base) -> None:
+def refuse_unsafe(tables: IcebergTables, name: str, stale: CommitBase) -> None:
     """Offer an empty append from a base that our claim has replaced; raises UnsafeCatalog."""
     if stale.operations.getClass().getSimpleName() == _KNOWN_TO_COMPARE:
         return
@@ -34,7 +34,7 @@ def refuse_unsafe(tables: IcebergTables, name: str, stale: Base) -> None:
     if not offered:
         return
     [snapshot] = offered
-    if any(each.snapshot_id == snapshot.snapshotId() for each in tables.load(name).lineage):
+    if any(each.snapshot_id == snapshot.snapshotId() for each in tables.load(name).ancestors):
         raise UnsafeCatalog(
             f"the catalog took a commit to table `{name}` that it had to refuse",
             where=f"snapshot {snapshot.snapshotId()} replaced our claim, which it did not build on",

@@ -8,11 +8,11 @@ from py4j.protocol import Py4JJavaError
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, NestedField
 
-from icestream.commit.java_catalog import Base, IcebergTables
+from icestream.commit.java_catalog import CommitBase, IcebergTables
 from icestream.config.ddl import PartitionField, SortField
 from icestream.errors import SchemaRefused, Unreachable
 from icestream.schema import METADATA_COLUMNS, OUR_NAMES, NewField
-from icestream.tables.design import KEYS_PROPERTY, Design, laid_out_columns, layout_is_known
+from icestream.tables.design import KEYS_PROPERTY, TableDesign, laid_out_columns, layout_is_known
 from icestream.write.target import StageTarget
 
 DEFAULTS = {
@@ -23,7 +23,7 @@ DEFAULTS = {
 }
 
 
-class Builder:
+class TableBuilder:
     """Creates and evolves tables through Java, from designs and findings in Python."""
 
     def __init__(self, jvm: Any, catalog: Any, tables: IcebergTables) -> None:
@@ -32,7 +32,7 @@ class Builder:
         self._catalog = catalog
         self._tables = tables
 
-    def create(self, design: Design) -> bool:
+    def create(self, design: TableDesign) -> bool:
         """Create the table unless it is there; → whether it was created here."""
         identifier = self._tables.identifier(design.name)
         fields = [*design.columns, *design.metadata]
@@ -59,7 +59,11 @@ class Builder:
         return True
 
     def evolve(
-        self, design: Design, base: Base, new: Sequence[NewField], wider: Sequence[NewField] = ()
+        self,
+        design: TableDesign,
+        base: CommitBase,
+        new: Sequence[NewField],
+        wider: Sequence[NewField] = (),
     ) -> None:
         """Add columns and widen others, lay the table out if that had to wait; one attempt."""
 
@@ -75,15 +79,15 @@ class Builder:
             for each in wider:
                 update.updateColumn(each.name, self._java_type(each.type))
             update.commit()
-            if lacks_layout(design, document, [each.name for each in new if not each.parent]):
-                self._lay_out(transaction, design)
+            if awaits_layout(design, document, [each.name for each in new if not each.parent]):
+                self._add_layout(transaction, design)
 
         try:
             self._tables.transact(design.name, base, build)
         except Py4JJavaError as failure:
             raise self._refusal(design.name, failure) from None
 
-    def set_keys(self, design: Design, base: Base, keys: Sequence[str]) -> None:
+    def set_keys(self, design: TableDesign, base: CommitBase, keys: Sequence[str]) -> None:
         """Write down the key columns of a mirror, as its records name them; one attempt."""
 
         def build(transaction: Any) -> None:
@@ -101,7 +105,7 @@ class Builder:
         else:
             update.addColumn(new.name, java_type, *doc)
 
-    def _lay_out(self, transaction: Any, design: Design) -> None:
+    def _add_layout(self, transaction: Any, design: TableDesign) -> None:
         if design.partition_by:
             spec = transaction.updateSpec()
             for part in design.partition_by:
@@ -193,7 +197,7 @@ def current_fields(document: Any) -> list[str]:
     return [field["name"] for field in current_schema(document)["fields"]]
 
 
-def lacks_included(design: Design, document: Any) -> list[NewField]:
+def missing_included(design: TableDesign, document: Any) -> list[NewField]:
     """Columns of ours that a table made without `source.include` or upserts does not have yet."""
     there = current_fields(document)
     included = [f for f in design.metadata if f not in METADATA_COLUMNS]
@@ -205,13 +209,17 @@ def current_schema(document: Any) -> Any:
     return _by_id(document["schemas"], "schema-id", document["current-schema-id"])
 
 
-def lacks_layout(design: Design, document: Any, more: Sequence[str] = ()) -> bool:
+def awaits_layout(design: TableDesign, document: Any, more: Sequence[str] = ()) -> bool:
     """Whether partitioning and order waited for columns that, with `more`, are there by now."""
     wanted = laid_out_columns(design)
-    return bool(wanted) and _is_bare(document) and wanted <= {*current_fields(document), *more}
+    return (
+        bool(wanted)
+        and _has_no_layout_or_data(document)
+        and wanted <= {*current_fields(document), *more}
+    )
 
 
-def _is_bare(document: Any) -> bool:
+def _has_no_layout_or_data(document: Any) -> bool:
     """Never laid out and without data: the first batch may still decide the layout."""
     laid_out = document["default-spec-id"] or document["default-sort-order-id"]
     current = document.get("current-snapshot-id")

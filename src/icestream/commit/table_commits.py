@@ -1,8 +1,9 @@
-"""Landing: carries out what the protocol decides, for one table at a time.
+"""Commits of the stream to one table: what commit/protocol.py decides, carried out.
 
-take      claim a table for this run
-land      commit a staged batch: its quarantined records first, then its rows
-advance   write down progress that had no rows
+claim_table      claim a table for this run
+commit_batch     commit a staged batch: its quarantined records first, then its rows
+accept_losses    write down positions that the source can no longer give
+commit_consumed  write down consumed positions that had no rows
 """
 
 import random
@@ -12,24 +13,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from icestream import events
-from icestream.batch.decode_task import Report
-from icestream.batch.shuffle import Spread
+from icestream.batch.decode_task import TaskReport
+from icestream.batch.shuffle import FileSpread
 from icestream.commit import protocol
-from icestream.commit.java_catalog import Append, Base, IcebergTables
-from icestream.commit.protocol import Claim, Outcome, Plan, Range, Settled, Standing, TableView
+from icestream.commit.java_catalog import AddedFiles, CommitBase, IcebergTables
+from icestream.commit.protocol import (
+    BatchPlan,
+    Claim,
+    CommitOutcome,
+    CommitResult,
+    MarkerStatus,
+    PositionRange,
+    TableState,
+)
 from icestream.commit.refusals import partitions_refusal, refusal
 from icestream.commit.selftest import refuse_unsafe
 from icestream.config.options.table import TableRule
 from icestream.errors import GaveUp, InternalError
-from icestream.events import Bus
+from icestream.events import EventBus
 from icestream.failpoints import failpoint
-from icestream.index.reader import Reader
-from icestream.sources import Located, Losses, Source, Start
-from icestream.tables.design import Design, quarantine_name
+from icestream.index.reader import IndexReader
+from icestream.sources import LocatedMarker, LossReport, Source, StartPositions
+from icestream.tables.design import TableDesign, quarantine_name
 from icestream.tables.marker import Counts, Marker, Positions
 from icestream.write.discard import discard
 from icestream.write.partition import most_partitions
-from icestream.write.staged import missing
+from icestream.write.staged import changed_or_missing
 from icestream.write.target import StagedFile
 
 _CLOCKS_DIFFER = 60.0  # seconds that Iceberg puts up with
@@ -42,32 +51,32 @@ class RunTable:
 
     name: str
     rule: TableRule
-    design: Design
+    design: TableDesign
     has_quarantine: bool
-    progress: Positions = field(default_factory=dict)  # seen go by, with rows or without
-    advanced_at: float = field(default_factory=time.monotonic)
-    spread: Spread = field(default_factory=Spread)
+    consumed: Positions = field(default_factory=dict)  # seen go by, with rows or without
+    marker_written_at: float = field(default_factory=time.monotonic)
+    file_spread: FileSpread = field(default_factory=FileSpread)
 
 
 @dataclass(frozen=True)
-class Work:
+class TableBatch:
     """One table's share of one batch, planned and not yet staged."""
 
     table: RunTable
-    batch: Range
-    view: TableView
-    plan: Plan
-    quarantine: TableView | None
+    range: PositionRange
+    state: TableState
+    plan: BatchPlan
+    quarantine: TableState | None
     commit_id: str
     stream_ids: Mapping[str, str]
     keys: tuple[str, ...] = ()  # of a mirror
-    index: Reader | None = None  # of a mirror, at the view's snapshot
+    index: IndexReader | None = None  # of a mirror, at the view's snapshot
 
 
-class Landing:
+class TableCommitter:
     """Commits for one run; used by one thread per table."""
 
-    def __init__(self, tables: IcebergTables, source: Source, bus: Bus, claim: Claim) -> None:
+    def __init__(self, tables: IcebergTables, source: Source, bus: EventBus, claim: Claim) -> None:
         self._tables = tables
         self._source = source
         self._bus = bus
@@ -75,7 +84,7 @@ class Landing:
         self._catalog_is_safe = False  # as far as we have asked
         self._sequences: dict[str, int] = {}  # of the last commit of this run, by table
 
-    def owns(self, view: TableView) -> bool:
+    def owns(self, view: TableState) -> bool:
         """Whether the table carries this run's claim."""
         marker = view.marker
         return marker is not None and (marker.generation, marker.run_id) == (
@@ -83,90 +92,92 @@ class Landing:
             self.claim.run_id,
         )
 
-    def take(self, name: str, view: TableView, start: Start) -> TableView:
+    def claim_table(self, name: str, view: TableState, start: StartPositions) -> TableState:
         """Claim a table by an empty append from exactly what we saw; → how it is then."""
-        allowed = protocol.may_claim(view, self.claim)
-        if allowed is not Outcome.AGAIN:
+        allowed = protocol.claim_outcome(view, self.claim)
+        if allowed is not CommitOutcome.AGAIN:
             raise refusal(name, allowed.value, view)
         _refuse_an_early_clock(name, view)
         commit_id = uuid.uuid4().hex
         details: Mapping[str, str] = {}
         if view.marker is None and start.positions:
-            details = self._source.keep(start.positions, located_at(view), commit_id, {})
+            details = self._source.store_details(
+                start.positions, table_location(view), commit_id, {}
+            )
 
-        def claimed(seen: TableView) -> Marker:
+        def claimed(seen: TableState) -> Marker:
             # From what is there now: the run before us may have committed since we looked.
-            return protocol.claimed(
+            return protocol.marker_of_claim(
                 seen, self.claim, commit_id, start.positions, start.stream_ids, details
             )
 
-        def still_ours(seen: TableView) -> Outcome:
-            return protocol.may_claim(seen, self.claim)
+        def still_ours(seen: TableState) -> CommitOutcome:
+            return protocol.claim_outcome(seen, self.claim)
 
-        settled = protocol.settle(
-            self._tables, name, view, claimed, Append(), _pause, look=still_ours
+        settled = protocol.commit_with_retries(
+            self._tables, name, view, claimed, AddedFiles(), _backoff, look=still_ours
         )
-        self._report(name, settled)
+        self._raise_unless_landed(name, settled)
         failpoint("claimed")
-        if not self._catalog_is_safe and not view.lineage and isinstance(view.base, Base):
+        if not self._catalog_is_safe and not view.ancestors and isinstance(view.base, CommitBase):
             refuse_unsafe(self._tables, name, view.base)
             self._catalog_is_safe = True
         return self._tables.load(name)
 
-    def present(self, name: str, files: Sequence[StagedFile]) -> bool:
+    def check_staged_files(self, name: str, files: Sequence[StagedFile]) -> bool:
         """Whether staged files are still there; False is told: the batch must be staged again."""
-        gone = missing(files)
+        gone = changed_or_missing(files)
         if gone:
             reason = f"{len(gone)} staged files are gone before their commit: {gone[0]}"
-            again = Outcome.RESTAGE.value
+            again = CommitOutcome.RESTAGE.value
             self._bus.emit(events.CommitRetried(self.claim.pipeline, name, 0, again, reason))
         return not gone
 
-    def land(
+    def commit_batch(
         self,
-        work: Work,
-        report: Report,
+        work: TableBatch,
+        report: TaskReport,
         stage_seconds: float,
         deletes: Sequence[StagedFile] = (),
     ) -> bool:
         """Commit one table's share; False: the table moved, so plan the batch again."""
         counts = Counts(report.landed, report.quarantined, report.dropped)
-        self._check(work, report, counts)
+        self._check_report(work, report, counts)
         if not report.read:
             return True
-        watermark = min((at // 1000 for at in report.newest.values()), default=None)
+        watermark = min((at // 1000 for at in report.newest_by_partition.values()), default=None)
         began = time.monotonic()
         if report.quarantine_files and work.quarantine:
-            aside = Append(
+            aside = AddedFiles(
                 [file.content_json for file in report.quarantine_files],
                 sum(file.records for file in report.quarantine_files),
             )
             name, rows = quarantine_name(work.table.name), Counts(landed=aside.records)
-            if self._append(name, work.quarantine, work, aside, rows, watermark) is None:
+            if self._commit_files(name, work.quarantine, work, aside, rows, watermark) is None:
                 return False
             failpoint("quarantine-committed")
-        append = Append(
+        append = AddedFiles(
             [file.content_json for file in report.files],
             report.landed,
             [file.content_json for file in deletes],
-            pinned=work.index is not None,
+            base_only=work.index is not None,
         )
-        attempts = self._append(work.table.name, work.view, work, append, counts, watermark)
+        attempts = self._commit_files(work.table.name, work.state, work, append, counts, watermark)
         if attempts is None:
             return False
-        self._remember(work.table.name, work.view)
+        self._note_commit(work.table.name, work.state)
         if report.quarantine_files and work.quarantine:
-            self._remember(quarantine_name(work.table.name), work.quarantine)
-        work.table.advanced_at = time.monotonic()
+            self._note_commit(quarantine_name(work.table.name), work.quarantine)
+        work.table.marker_written_at = time.monotonic()
         now = time.time()
-        partitions = self._partitions(work.batch, report.newest, now)
+        partitions = self._partitions(work.range, report.newest_by_partition, now)
         waiting = [p for p in partitions if p.lag_records]
         self._bus.emit(
             events.TableCommitted(
                 pipeline=self.claim.pipeline,
                 table=work.table.name,
                 commit_id=work.commit_id,
-                sequence=work.view.marker.sequence + 1 if work.view.marker else 1,
+                sequence=work.state.marker.sequence + 1 if work.state.marker else 1,
                 landed=counts.landed,
                 quarantined=counts.quarantined,
                 dropped=counts.dropped,
@@ -175,8 +186,10 @@ class Landing:
                 stage_seconds=round(stage_seconds, 3),
                 commit_seconds=round(time.monotonic() - began, 3),
                 attempts=attempts,
-                freshness_seconds=_since(max(report.newest.values(), default=None), now),
-                latency_seconds=_since(report.oldest, now),
+                freshness_seconds=_seconds_since(
+                    max(report.newest_by_partition.values(), default=None), now
+                ),
+                latency_seconds=_seconds_since(report.oldest, now),
                 lag_records=sum(p.lag_records or 0 for p in waiting),
                 lag_seconds=max((p.freshness_seconds or 0.0 for p in waiting), default=0.0),
                 partitions=partitions,
@@ -185,7 +198,7 @@ class Landing:
         return True
 
     def _partitions(
-        self, batch: Range, newest: Mapping[str, int], now: float
+        self, batch: PositionRange, newest: Mapping[str, int], now: float
     ) -> tuple[events.PartitionState, ...]:
         lag = self._source.lag(batch.stop)
         return tuple(
@@ -194,105 +207,111 @@ class Landing:
                 number,
                 position,
                 lag.get(stream, {}).get(number),
-                _since(newest.get(f"{stream}/{number}"), now),
+                _seconds_since(newest.get(f"{stream}/{number}"), now),
             )
             for stream, partitions in batch.stop.items()
             for number, position in partitions.items()
         )
 
-    def forgive(self, name: str, view: TableView, losses: Losses) -> TableView:
+    def accept_losses(self, name: str, view: TableState, losses: LossReport) -> TableState:
         """Record losses in a table of ours by an empty append; → how it is then."""
         self._refuse_unless_ours(name, view)
         commit_id = uuid.uuid4().hex
 
-        def forgiven(seen: TableView) -> Marker:
-            return protocol.forgiven(seen, commit_id, losses.lost, losses.resume, losses.stream_ids)
+        def forgiven(seen: TableState) -> Marker:
+            return protocol.marker_after_losses(
+                seen, commit_id, losses.lost, losses.resume, losses.stream_ids
+            )
 
-        settled = protocol.settle(self._tables, name, view, forgiven, Append(), _pause)
-        if settled.outcome is Outcome.RESTAGE:  # its schema changed, which is nothing to us here
-            return self.forgive(name, self._tables.load(name), losses)
-        self._report(name, settled)
+        settled = protocol.commit_with_retries(
+            self._tables, name, view, forgiven, AddedFiles(), _backoff
+        )
+        if (
+            settled.outcome is CommitOutcome.RESTAGE
+        ):  # its schema changed, which is nothing to us here
+            return self.accept_losses(name, self._tables.load(name), losses)
+        self._raise_unless_landed(name, settled)
         ranges = tuple(str(loss) for loss in losses.lost)
         self._bus.emit(events.LossAccepted(self.claim.pipeline, table=name, ranges=ranges))
         return self._tables.load(name)
 
-    def advance(self, table: RunTable) -> None:
+    def commit_consumed(self, table: RunTable) -> None:
         """Write progress without rows into the table, by an empty append from what we see."""
         view = self._tables.load(table.name)
         self._refuse_unless_ours(table.name, view)
-        reached = located(view).marker.positions
-        if protocol.furthest(reached, table.progress) != reached:
-            batch = Range(reached, table.progress)
-            plan = Plan(protocol.Verdict.COMMIT, {})
-            ids = self._source.stream_ids(table.progress)
-            work = Work(table, batch, view, plan, None, uuid.uuid4().hex, ids)
-            if self._append(table.name, view, work, Append(), Counts(), None) is not None:
-                self._remember(table.name, view)
-        table.advanced_at = time.monotonic()
+        reached = located_marker(view).marker.positions
+        if protocol.max_positions(reached, table.consumed) != reached:
+            batch = PositionRange(reached, table.consumed)
+            plan = BatchPlan(protocol.BatchVerdict.COMMIT, {})
+            ids = self._source.stream_ids(table.consumed)
+            work = TableBatch(table, batch, view, plan, None, uuid.uuid4().hex, ids)
+            if self._commit_files(table.name, view, work, AddedFiles(), Counts(), None) is not None:
+                self._note_commit(table.name, view)
+        table.marker_written_at = time.monotonic()
 
-    def _remember(self, name: str, before: TableView) -> None:
+    def _note_commit(self, name: str, before: TableState) -> None:
         """A commit of ours is in: from now on the table is never behind it."""
         self._sequences[name] = before.marker.sequence + 1 if before.marker else 1
 
-    def _refuse_unless_ours(self, name: str, view: TableView) -> None:
+    def _refuse_unless_ours(self, name: str, view: TableState) -> None:
         """Planning has looked at a table with rows; nobody has at a quiet one or a quarantine."""
-        stand = protocol.standing(view)
-        if stand in (Standing.REWOUND, Standing.REPLACED):
+        stand = protocol.marker_status(view)
+        if stand in (MarkerStatus.REWOUND, MarkerStatus.REPLACED):
             raise refusal(name, stand.value, view)
         if not self.owns(view):
-            raise refusal(name, Outcome.FENCED.value, view)
+            raise refusal(name, CommitOutcome.FENCED.value, view)
         if view.marker and view.marker.sequence < self._sequences.get(name, 0):
             # All in it agrees, but our last commit is gone: the catalog itself went back.
-            raise refusal(name, Standing.REWOUND.value, view)
+            raise refusal(name, MarkerStatus.REWOUND.value, view)
         _refuse_an_early_clock(name, view)
 
-    def _check(self, work: Work, report: Report, counts: Counts) -> None:
+    def _check_report(self, work: TableBatch, report: TaskReport, counts: Counts) -> None:
         """What must hold after staging and before anything is committed."""
         name = work.table.name
         if report.read != counts.read:
             raise InternalError(
                 f"table `{name}`: {report.read} records in, {counts} out",
-                where=describe(work.batch),
+                where=describe_range(work.range),
                 hint="nothing was committed; please report this",
             )
         # Each task has kept to the bound by itself; together they may be over it.
         folders = sorted({file.path.rpartition("/")[0] for file in report.files})
-        most = most_partitions(work.view.base.document.get("properties", {}))
+        most = most_partitions(work.state.base.document.get("properties", {}))
         if len(folders) > most:
             discard([*report.files, *report.quarantine_files])
             where = f"from {folders[0]} to {folders[-1]}"
             raise partitions_refusal(name, len(folders), most, where)
 
-    def _append(
+    def _commit_files(
         self,
         name: str,
-        view: TableView,
-        work: Work,
-        append: Append,
+        view: TableState,
+        work: TableBatch,
+        append: AddedFiles,
         counts: Counts,
         watermark: int | None,
     ) -> int | None:
         """One commit by the protocol; → attempts, or None when the batch must be planned again."""
         self._refuse_unless_ours(name, view)
         old = view.marker.details if view.marker else {}
-        stop, commit_id = work.batch.stop, work.commit_id
-        details = self._source.keep(stop, located_at(view), commit_id, old)
+        stop, commit_id = work.range.stop, work.commit_id
+        details = self._source.store_details(stop, table_location(view), commit_id, old)
 
-        def advanced(seen: TableView) -> Marker:
-            return protocol.advanced(
-                seen, work.batch, commit_id, counts, watermark, details, work.stream_ids
+        def advanced(seen: TableState) -> Marker:
+            return protocol.marker_after_batch(
+                seen, work.range, commit_id, counts, watermark, details, work.stream_ids
             )
 
         failpoint("marker-checked")
-        settled = protocol.settle(
-            self._tables, name, view, advanced, append, _pause, pinned=append.pinned
+        settled = protocol.commit_with_retries(
+            self._tables, name, view, advanced, append, _backoff, pinned=append.base_only
         )
-        if settled.outcome is Outcome.RESTAGE:
+        if settled.outcome is CommitOutcome.RESTAGE:
             return None
-        self._report(name, settled)
+        self._raise_unless_landed(name, settled)
         return settled.attempts
 
-    def _report(self, name: str, settled: Settled) -> None:
+    def _raise_unless_landed(self, name: str, settled: CommitResult) -> None:
         """Tell of retries; turn anything but success into the right error."""
         if settled.reason:
             self._bus.emit(
@@ -304,9 +323,9 @@ class Landing:
                     reason=settled.reason,
                 )
             )
-        if settled.outcome is Outcome.LANDED:
+        if settled.outcome is CommitOutcome.LANDED:
             return
-        if settled.outcome is Outcome.AGAIN:
+        if settled.outcome is CommitOutcome.AGAIN:
             raise GaveUp(
                 f"table `{name}`: {settled.attempts} commits failed: {settled.reason}",
                 hint="nothing is lost; start again when the catalog answers",
@@ -314,19 +333,19 @@ class Landing:
         raise refusal(name, settled.outcome.value)
 
 
-def located(view: TableView) -> Located:
+def located_marker(view: TableState) -> LocatedMarker:
     """A claimed table's marker with the place that its details are relative to."""
     if view.marker is None:
         raise InternalError("a table lost its marker right after the claim")
-    return Located(view.marker, located_at(view))
+    return LocatedMarker(view.marker, table_location(view))
 
 
-def located_at(view: TableView) -> str:
+def table_location(view: TableState) -> str:
     """The table's location."""
     return str(view.base.document["location"])
 
 
-def describe(batch: Range) -> str:
+def describe_range(batch: PositionRange) -> str:
     """A range, for people: `orders/0 120 to 180`."""
     return ", ".join(
         f"{stream}/{number} {batch.start.get(stream, {}).get(number, 0)} to {stop}"
@@ -335,9 +354,9 @@ def describe(batch: Range) -> str:
     )
 
 
-def _refuse_an_early_clock(name: str, view: TableView) -> None:
+def _refuse_an_early_clock(name: str, view: TableState) -> None:
     """Iceberg takes no snapshot that is older than the newest one by more than a minute."""
-    document = view.base.document if isinstance(view.base, Base) else {}
+    document = view.base.document if isinstance(view.base, CommitBase) else {}
     current = document.get("current-snapshot-id")
     snapshots = reversed(document.get("snapshots", ()))
     made = next((each["timestamp-ms"] for each in snapshots if each["snapshot-id"] == current), 0)
@@ -349,12 +368,12 @@ def _refuse_an_early_clock(name: str, view: TableView) -> None:
         )
 
 
-def _since(at: int | None, now: float) -> float | None:
+def _seconds_since(at: int | None, now: float) -> float | None:
     """Seconds from a timestamp in µs to now."""
     return None if at is None else round(now - at / 1e6, 3)
 
 
-def _pause(attempt: int) -> bool:
+def _backoff(attempt: int) -> bool:
     """Wait a little longer each time, never in step with other writers."""
     if attempt >= _ATTEMPTS:
         return False

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from icestream.config import ddl, kafka
 from icestream.config.document import Loc, show_path
-from icestream.config.model import Pipeline
-from icestream.config.options.source import BrokerSource, KafkaSource
+from icestream.config.model import PipelineConfig
+from icestream.config.options.source import BrokerSource, KafkaSourceOptions
 from icestream.config.options.table import TableRule
 from icestream.config.problems import Problem
 from icestream.config.route import PLACEHOLDER, QUARANTINE, TABLE_NAME, groups
@@ -26,7 +26,7 @@ _CATALOG_KEYS = {
 }  # fmt: skip
 
 
-def check(pipeline: Pipeline) -> list[Problem]:
+def check(pipeline: PipelineConfig) -> list[Problem]:
     """Everything in a well-formed pipeline that contradicts something else in it."""
     return [
         *_source(pipeline),
@@ -37,7 +37,7 @@ def check(pipeline: Pipeline) -> list[Problem]:
     ]
 
 
-def _source(pipeline: Pipeline) -> Iterator[Problem]:
+def _source(pipeline: PipelineConfig) -> Iterator[Problem]:
     source = pipeline.source
     if isinstance(source, BrokerSource) and (source.topics is None) == (
         source.topic_pattern is None
@@ -45,19 +45,19 @@ def _source(pipeline: Pipeline) -> Iterator[Problem]:
         yield Problem(("source",), "exactly one of `topics` and `topic_pattern` is needed")
 
 
-def _included(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
+def _included(pipeline: PipelineConfig, rule: TableRule, loc: Loc) -> Iterator[Problem]:
     source = pipeline.source
     switched = "metadata_columns" in rule.model_fields_set
     shown = rule.metadata_columns if switched else pipeline.defaults.metadata_columns
-    if isinstance(source, KafkaSource) and source.include and not shown:
+    if isinstance(source, KafkaSourceOptions) and source.include and not shown:
         where = (*loc, "metadata_columns") if switched else ("defaults", "metadata_columns")
         yield Problem(where, "`source.include` adds to the metadata columns: not without them")
 
 
-def _twice(pipeline: Pipeline) -> Iterator[Problem]:
+def _twice(pipeline: PipelineConfig) -> Iterator[Problem]:
     yield from _said(pipeline.catalog.properties, ("catalog", "properties"), _CATALOG_KEYS)
     source = pipeline.source
-    if isinstance(source, KafkaSource):
+    if isinstance(source, KafkaSourceOptions):
         yield from kafka.check(source.options)
     own = f"spark.sql.catalog.{pipeline.catalog.name}"
     for key in pipeline.spark:
@@ -80,7 +80,7 @@ def _said(entries: Iterable[str], loc: Loc, says: Mapping[str, str]) -> Iterator
             yield Problem((*loc, key), f"said twice: write it as `{says[key.lower()]}`")
 
 
-def _tables(pipeline: Pipeline) -> Iterator[Problem]:
+def _tables(pipeline: PipelineConfig) -> Iterator[Problem]:
     catch_all: Loc | None = None
     names: dict[str, Loc] = {}
     for at, rule in enumerate(pipeline.tables):
@@ -110,7 +110,7 @@ def _skipped(rule: TableRule, loc: Loc) -> Iterator[Problem]:
         yield Problem((*loc, name), "has no effect beside `skip: true`")
 
 
-def _name(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
+def _name(pipeline: PipelineConfig, rule: TableRule, loc: Loc) -> Iterator[Problem]:
     if rule.name is None:
         yield Problem((*loc, "name"), "this key is required")
         return
@@ -153,7 +153,7 @@ def _columns(rule: TableRule, loc: Loc) -> Iterator[Problem]:
                 yield Problem((*loc, name, at), "the column is left out by `except_columns`")
 
 
-def _mode(pipeline: Pipeline, rule: TableRule, loc: Loc) -> Iterator[Problem]:
+def _mode(pipeline: PipelineConfig, rule: TableRule, loc: Loc) -> Iterator[Problem]:
     mode = rule.mode if "mode" in rule.model_fields_set else pipeline.defaults.mode
     if mode == "append":
         for name in _UPSERT_ONLY:
@@ -183,7 +183,7 @@ _COUNTS = (
 )
 
 
-def _maintenance(pipeline: Pipeline) -> Iterator[Problem]:
+def _maintenance(pipeline: PipelineConfig) -> Iterator[Problem]:
     maintenance = pipeline.maintenance
     if maintenance is False:
         return
@@ -204,7 +204,7 @@ def _maintenance(pipeline: Pipeline) -> Iterator[Problem]:
         )
 
 
-def _alerts(pipeline: Pipeline) -> Iterator[Problem]:
+def _alerts(pipeline: PipelineConfig) -> Iterator[Problem]:
     if pipeline.alerts is None:
         return
     for at, rule in enumerate(pipeline.alerts.rules):

@@ -79,11 +79,11 @@ def parse(text: str) -> Document:
                             text.count("\n", 0, at) + 1) from None  # fmt: skip
     document = Document()
     if node is not None:
-        document.data = _Builder(yaml, document).build(node, ())
+        document.data = _DocumentBuilder(yaml, document).build(node, ())
     return document
 
 
-class _Builder:
+class _DocumentBuilder:
     """From nodes to plain data, noting lines on the way."""
 
     def __init__(self, yaml: YAML, document: Document) -> None:

@@ -5,14 +5,14 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from icestream.config.model import Pipeline
-from icestream.config.options.base import NOT_BUILT
+from icestream.config.model import PipelineConfig
+from icestream.config.options.base import NOT_BUILT, schema_name
 from icestream.config.values import format_duration
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class _Generator(GenerateJsonSchema):
+class _SchemaGenerator(GenerateJsonSchema):
     """Writes defaults as they are written in the file."""
 
     schema_dialect = _DIALECT
@@ -22,10 +22,14 @@ class _Generator(GenerateJsonSchema):
             return format_duration(dft)
         return super().encode_default(dft)
 
+    def normalize_name(self, name: str) -> str:
+        """Give `KafkaSourceOptions` its name in the file's own words: KafkaSource."""
+        return schema_name(super().normalize_name(name))
+
 
 def json_schema() -> dict[str, Any]:
     """The schema that editors complete from; what is not built yet says so."""
-    schema = Pipeline.model_json_schema(schema_generator=_Generator)
+    schema = PipelineConfig.model_json_schema(schema_generator=_SchemaGenerator)
     _tell_not_built(schema)
     return {"$schema": _DIALECT, **schema, "title": "icestream.yml"}
 

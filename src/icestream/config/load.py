@@ -9,19 +9,19 @@ from pydantic import ValidationError
 
 from icestream.config.checks import check
 from icestream.config.document import Document, DocumentError, parse
-from icestream.config.model import Pipeline
+from icestream.config.model import PipelineConfig
 from icestream.config.not_built import not_built
 from icestream.config.options.table import Defaults
-from icestream.config.problems import Problem, Reporter, from_pydantic
+from icestream.config.problems import Problem, ProblemReporter, from_pydantic
 from icestream.config.substitute import Substitution, substitute
 from icestream.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A pipeline whose rules carry the defaults, and what there is to say about its file."""
 
-    pipeline: Pipeline
+    pipeline: PipelineConfig
     path: Path
     warnings: list[str] = field(default_factory=list)
     secrets: frozenset[str] = field(default=frozenset(), repr=False)  # what came from outside
@@ -32,12 +32,12 @@ class Loaded:
         return f"{self.path}:{self.document.line(loc)}"
 
 
-def load(path: str | Path, env: Mapping[str, str] | None = None) -> Loaded:
+def load(path: str | Path, env: Mapping[str, str] | None = None) -> LoadedConfig:
     """Read, fill in and check a file; everything that is wrong with it is one ConfigError."""
     path = Path(path)
     document = _read(path)
     filled = substitute(document.data, os.environ if env is None else env, path.absolute().parent)
-    report = Reporter(path, document, frozenset(filled.filled))
+    report = ProblemReporter(path, document, frozenset(filled.filled))
     if filled.unresolved:
         raise report.error(Problem(loc, e.what, e.hint) for loc, e in filled.unresolved)
     pipeline = _validate(filled, path, report)
@@ -45,7 +45,7 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Loaded:
     if problems:
         raise report.error(problems)
     secrets = frozenset(filled.values)
-    return Loaded(_with_defaults(pipeline), path, secrets=secrets, document=document)
+    return LoadedConfig(_with_defaults(pipeline), path, secrets=secrets, document=document)
 
 
 def _read(path: Path) -> Document:
@@ -65,16 +65,16 @@ def _read(path: Path) -> Document:
     return document
 
 
-def _validate(filled: Substitution, path: Path, report: Reporter) -> Pipeline:
+def _validate(filled: Substitution, path: Path, report: ProblemReporter) -> PipelineConfig:
     context = {"folder": str(path.absolute().parent)}
     try:
-        return Pipeline.model_validate(filled.data, context=context)
+        return PipelineConfig.model_validate(filled.data, context=context)
     except ValidationError as error:
         problems = from_pydantic(error.errors(include_url=False, include_input=False), filled.data)
     raise report.error(problems)
 
 
-def _with_defaults(pipeline: Pipeline) -> Pipeline:
+def _with_defaults(pipeline: PipelineConfig) -> PipelineConfig:
     """Fill into each rule what it leaves to `defaults`; properties are merged."""
     shared = {name: getattr(pipeline.defaults, name) for name in Defaults.model_fields}
     rules = []

@@ -6,21 +6,23 @@ from pydantic import Field
 
 from icestream.config.options.alerts import Alerts
 from icestream.config.options.base import Model, Switch, later
-from icestream.config.options.catalog import Catalog, LocalCatalog
-from icestream.config.options.maintenance import Maintenance
+from icestream.config.options.catalog import Catalog, LocalCatalogOptions
+from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.config.options.source import Source
 from icestream.config.options.table import Defaults, TableRule
 from icestream.config.options.tests import PipelineTest
 from icestream.config.values import Interval, Location, PassThrough
 
 
-class Pipeline(Model):
+class PipelineConfig(Model):
     """One pipeline: a source, a catalog and the tables that it fills."""
 
     name: str = Field(
         pattern="^[a-z0-9_-]+$", description="Pipeline id, the key of its marker in every table"
     )
-    catalog: Catalog = Field(default_factory=LocalCatalog, description="Where the tables are")
+    catalog: Catalog = Field(
+        default_factory=LocalCatalogOptions, description="Where the tables are"
+    )
     source: Source = Field(description="Where the records come from")
     commit_interval: Interval = Field(
         timedelta(minutes=1),
@@ -41,8 +43,8 @@ class Pipeline(Model):
     tables: tuple[TableRule, ...] = Field(
         min_length=1, description="Rules from topic to table; the first match wins"
     )
-    maintenance: Switch[Maintenance] = Field(
-        default_factory=Maintenance, description="Table maintenance, on by default"
+    maintenance: Switch[MaintenanceOptions] = Field(
+        default_factory=MaintenanceOptions, description="Table maintenance, on by default"
     )
     alerts: Alerts | None = Field(
         None,

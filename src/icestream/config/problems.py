@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from icestream.config.document import Document, Loc, show_path
-from icestream.config.model import Pipeline
+from icestream.config.model import PipelineConfig
 from icestream.config.values import spark_text
 from icestream.errors import ConfigError, NotBuilt
 
@@ -32,7 +32,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Reporter:
+class ProblemReporter:
     """Turns problems into one error; values that came from `${…}` never reach its text."""
 
     path: Path
@@ -167,7 +167,7 @@ def _unknown_key(loc: Loc, data: Any) -> Problem:
 
 def _models_at(loc: Loc, data: Any) -> list[type[BaseModel]]:
     """The models that may describe the mapping which holds the last step of a path."""
-    models: list[type[BaseModel]] = [Pipeline]
+    models: list[type[BaseModel]] = [PipelineConfig]
     for at, step in enumerate(loc[:-1]):
         model = _variant(models, _at(data, loc[:at]))
         fields = {} if model is None else {f.alias or n: f for n, f in model.model_fields.items()}

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from icestream.config.model import Pipeline
+from icestream.config.model import PipelineConfig
 from icestream.config.options.source import BrokerSource
 from icestream.config.options.table import TableRule
 from icestream.errors import ConfigError
@@ -21,13 +21,13 @@ class Route:
     rule: TableRule
 
 
-def groups(pipeline: Pipeline, rule: TableRule) -> set[str]:
+def groups(pipeline: PipelineConfig, rule: TableRule) -> set[str]:
     """The named groups that can fill the placeholders of a rule's table name."""
     patterns = (_topic_pattern(pipeline), rule.match)
     return {name for pattern in patterns if pattern for name in re.compile(pattern).groupindex}
 
 
-def route(pipeline: Pipeline, topic: str) -> Route | None:
+def route(pipeline: PipelineConfig, topic: str) -> Route | None:
     """The table of a topic; None if no rule matches or the rule says `skip`."""
     rule = rule_for(pipeline, topic)
     if rule is None or rule.skip or rule.name is None:
@@ -36,7 +36,7 @@ def route(pipeline: Pipeline, topic: str) -> Route | None:
     return Route(_filled(rule.name, values, topic), rule)
 
 
-def rule_for(pipeline: Pipeline, topic: str) -> TableRule | None:
+def rule_for(pipeline: PipelineConfig, topic: str) -> TableRule | None:
     """The first rule that matches a topic, also one that says `skip`."""
     for rule in pipeline.tables:
         if rule.match is None or re.fullmatch(rule.match, topic):
@@ -54,7 +54,7 @@ def _filled(name: str, values: dict[str, str], topic: str) -> str:
     return table
 
 
-def _topic_pattern(pipeline: Pipeline) -> str | None:
+def _topic_pattern(pipeline: PipelineConfig) -> str | None:
     source = pipeline.source
     return source.topic_pattern if isinstance(source, BrokerSource) else None
 

@@ -2,7 +2,7 @@
 
 import re
 
-from icestream.config.model import Pipeline
+from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
 from icestream.config.route import PLACEHOLDER, QUARANTINE, Route, route, rule_for
 
@@ -10,7 +10,7 @@ from icestream.config.route import PLACEHOLDER, QUARANTINE, Route, route, rule_f
 class Router:
     """The rules of a pipeline file, with an answer per topic kept."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineConfig) -> None:
         self._pipeline = pipeline
         self._rules = [rule for rule in pipeline.tables if not rule.skip and rule.name]
         self._templates = [rule for rule in self._rules if PLACEHOLDER.search(rule.name or "")]

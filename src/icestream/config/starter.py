@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Kind = Literal["append", "cdc", "multi"]
+StarterKind = Literal["append", "cdc", "multi"]
 
 _APPEND = """\
 # icestream pipeline: JSON lines from a folder into one Iceberg table.
@@ -103,6 +103,6 @@ tables:                         # the first rule that matches the whole topic na
 """
 
 
-def starter(kind: Kind = "append") -> str:
+def starter(kind: StarterKind = "append") -> str:
     """A commented pipeline file."""
     return {"append": _APPEND, "cdc": _CDC, "multi": _MULTI}[kind]

@@ -23,7 +23,7 @@ UPSERT, DELETE, TRUNCATE, IGNORE = range(4)
 
 
 @dataclass(frozen=True)
-class Changes:
+class RowChanges:
     """What each decoded row does to a mirror, row by row beside `columns`.
 
     A row that is deleted has its key in `columns` and what else is known of it. One that
@@ -38,9 +38,9 @@ class Changes:
     old_key: pa.RecordBatch | None = None
     """The key before it was changed, beside the row that has the new one; else nulls."""
 
-    def filter(self, kept: pa.BooleanArray) -> "Changes":
+    def filter(self, kept: pa.BooleanArray) -> "RowChanges":
         """Only those of some rows."""
-        return Changes(
+        return RowChanges(
             self.op.filter(kept),
             self.sequence.filter(kept),
             {name: flags.filter(kept) for name, flags in self.missing.items()},
@@ -49,7 +49,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedBatch:
     """A decoded batch, row by row beside the records that it came from.
 
     `columns` has the columns and Arrow types of `target`; a bad row may hold anything there.
@@ -63,7 +63,7 @@ class Decoded:
     columns: pa.RecordBatch
     errors: pa.StringArray
     new_fields: tuple[NewField, ...] = ()
-    changes: Changes | None = None
+    changes: RowChanges | None = None
     widened: tuple[NewField, ...] = ()
 
 
@@ -83,7 +83,7 @@ class Format(Protocol):
         target: Schema,
         rule: Rule = "evolve",
         dropped: frozenset[str] = frozenset(),
-    ) -> Decoded:
+    ) -> DecodedBatch:
         """Decode a batch into the data columns of `target` (no metadata columns).
 
         `rule` says what an unknown field is: new, an error, or nothing. `dropped` are top-level

@@ -32,9 +32,9 @@ from pyiceberg.types import (
     StructType,
 )
 
-from icestream.formats import Decoded, casts, duck, jsonbytes, jsonkeys, reasons, template
+from icestream.formats import DecodedBatch, casts, duck, jsonbytes, jsonkeys, reasons, template
 from icestream.formats.jsonbytes import Rows
-from icestream.formats.jsonkeys import Suspects
+from icestream.formats.jsonkeys import SuspectObjects
 from icestream.schema import Rule
 from icestream.tables.arrow import arrow_schema
 
@@ -45,12 +45,12 @@ _REAL_OR_NESTED = r"^[{\[]|^-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?$"
 _NULL = "required, but null"
 
 
-class Reading:
+class TextCaster:
     """How texts become values. A format whose texts mean more than JSON says has its own."""
 
     raw: frozenset[str] = frozenset()  # top-level columns whose strings keep their quotes
 
-    def arrive(
+    def before_cast(
         self, texts: pa.StringArray, kind: IcebergType, rows: Rows, path: Path
     ) -> pa.StringArray:
         """Look at the texts of a column before anything is made of them."""
@@ -76,7 +76,7 @@ class JsonFormat:
         target: Schema,
         rule: Rule = "evolve",
         dropped: frozenset[str] = frozenset(),
-    ) -> Decoded:
+    ) -> DecodedBatch:
         """Decode a batch; rows that are bad for any reason never bring new fields."""
         values = records.column("value")
         texts, bad = casts.utf8(values)
@@ -90,17 +90,17 @@ def decode_objects(
     target: Schema,
     rule: Rule,
     dropped: frozenset[str],
-    reading: Reading | None = None,
-) -> Decoded:
+    reading: TextCaster | None = None,
+) -> DecodedBatch:
     """Decode one object per row; `bad` says what is wrong with rows whose text is null."""
     known = {f.name: f.field_type for f in target.fields}
-    batch = _Batch(rule, dropped, reading or Reading())
-    taken, rest = template.take_apart(
+    batch = _JsonBatch(rule, dropped, reading or TextCaster())
+    taken, rest = template.match_templates(
         texts, known, lambda name: rule == "ignore" or name in dropped, batch.reading.raw
     )
     if len(rest) > len(texts) // 2:
         taken, rest = [], np.arange(len(texts))
-    batch.blame(np.arange(len(texts)), bad)
+    batch.note_errors(np.arange(len(texts)), bad)
     parts = [batch.plain(each, target) for each in taken]
     if len(rest) or not taken:
         left = texts if not taken else texts.take(pa.array(rest))
@@ -108,20 +108,20 @@ def decode_objects(
     new = jsonkeys.unknown(batch.suspects, batch.errors, target, rule, dropped)
     columns = parts[0]
     if len(parts) > 1 and target.fields:  # a batch without columns has no rows to put in order
-        order = template.in_order([*(each.rows for each in taken), rest])
+        order = template.row_order([*(each.rows for each in taken), rest])
         columns = pa.Table.from_batches(parts).take(order).combine_chunks().to_batches()[0]
-    return Decoded(columns, reasons(batch.errors, len(texts)), new)
+    return DecodedBatch(columns, reasons(batch.errors, len(texts)), new)
 
 
 @dataclass
-class _Batch:
+class _JsonBatch:
     """The state of one call: what is wrong with which row, and what is to be looked into later."""
 
     rule: Rule
     dropped: frozenset[str]
-    reading: Reading
+    reading: TextCaster
     errors: dict[int, str] = field(default_factory=dict)
-    suspects: list[Suspects] = field(default_factory=list)
+    suspects: list[SuspectObjects] = field(default_factory=list)
     mark: str | None = None  # stands before numbers in the texts of nested columns
 
     def parse(self, texts: pa.StringArray, target: Schema, rows: Rows) -> pa.RecordBatch:
@@ -130,7 +130,7 @@ class _Batch:
         columns = self.objects(texts, target.as_struct(), arrow, rows, ())
         return pa.RecordBatch.from_arrays(columns, schema=arrow)
 
-    def blame(self, rows: Rows, bad: Mapping[int, str], path: Path = ()) -> None:
+    def note_errors(self, rows: Rows, bad: Mapping[int, str], path: Path = ()) -> None:
         """Note reasons; the first one found for a row stays."""
         prefix = f"`{'.'.join(path)}`: " if path else ""
         for i, why in bad.items():
@@ -140,7 +140,7 @@ class _Batch:
         self, texts: pa.StringArray, kind: IcebergType, arrow: pa.DataType, rows: Rows, path: Path
     ) -> pa.Array:
         """Turn texts into an array of any type; `rows` says to which record each text belongs."""
-        texts = self.reading.arrive(texts, kind, rows, path)
+        texts = self.reading.before_cast(texts, kind, rows, path)
         if texts.null_count == len(texts):
             return pa.nulls(len(texts), arrow)
         if isinstance(kind, StructType):
@@ -153,7 +153,7 @@ class _Batch:
         if self.mark and len(path) > 1:
             texts = jsonbytes.unmark_numbers(texts, self.mark)
         out, bad = self.reading.cast(texts, kind, arrow, path)
-        self.blame(rows, bad, path)
+        self.note_errors(rows, bad, path)
         return out
 
     def objects(
@@ -165,7 +165,7 @@ class _Batch:
         path: Path,
     ) -> list[pa.Array]:
         """Turn objects into one array per field of the struct."""
-        texts = self.sound(texts, "{", rows, path)
+        texts = self.without_bad_openings(texts, "{", rows, path)
         names = [f.name for f in kind.fields]
         # Columns that are not wanted are taken apart too, so that their keys count as known.
         others = sorted(self.dropped - {*names}) if self.rule != "ignore" and not path else []
@@ -178,7 +178,7 @@ class _Batch:
                 plain = texts.take(pa.array(odd))
                 if self.mark:
                     plain = jsonbytes.unmark_numbers(plain, self.mark)
-                self.suspects.append(Suspects(plain, rows[odd], path))
+                self.suspects.append(SuspectObjects(plain, rows[odd], path))
         if not path:
             found = self.exact(texts, kind, found)
         return [
@@ -199,10 +199,10 @@ class _Batch:
         path = (*path, field.name)
         if field.required and values.null_count:
             missing = jsonkeys.where(pc.and_(values.is_null(), present))
-            self.blame(rows, dict.fromkeys(missing, _NULL), path)
+            self.note_errors(rows, dict.fromkeys(missing, _NULL), path)
         return self.column(values, field.field_type, arrow, rows, path)
 
-    def plain(self, taken: template.Taken, target: Schema) -> pa.RecordBatch:
+    def plain(self, taken: template.TemplateRows, target: Schema) -> pa.RecordBatch:
         """Give columns to texts that a template took apart; all their objects are there."""
         arrow = arrow_schema(target)
         size = len(taken.rows)
@@ -223,7 +223,7 @@ class _Batch:
         out = self.column(values, kind.element_type, arrow.value_type, inner, path)
         if kind.element_required:
             missing = jsonkeys.where(values.is_null())
-            self.blame(inner, dict.fromkeys(missing, _NULL), path)
+            self.note_errors(inner, dict.fromkeys(missing, _NULL), path)
         ends = pa.array(np.append(0, np.cumsum(sizes)), pa.int64())
         return pa.LargeListArray.from_arrays(ends, out, type=arrow, mask=texts.is_null())
 
@@ -234,12 +234,12 @@ class _Batch:
         texts = self.parsed(texts, "{", rows, path)
         sizes, keys, values = duck.entries(texts)
         owner, inner = np.repeat(np.arange(len(texts)), sizes), np.repeat(rows, sizes)
-        self.blame(inner, jsonkeys.repeated(owner, keys), path)
+        self.note_errors(inner, jsonkeys.repeated(owner, keys), path)
         names = self.column(keys, kind.key_type, arrow.key_type, inner, (*path, "key"))
         out = self.column(values, kind.value_type, arrow.item_type, inner, (*path, "value"))
         if kind.value_required:
             missing = jsonkeys.where(values.is_null())
-            self.blame(inner, dict.fromkeys(missing, _NULL), (*path, "value"))
+            self.note_errors(inner, dict.fromkeys(missing, _NULL), (*path, "value"))
         if names.null_count:  # keys of bad rows; a map cannot hold them
             kept = names.is_valid()
             names, out = names.filter(kept), out.filter(kept)
@@ -247,15 +247,17 @@ class _Batch:
         ends = pa.array(np.append(0, np.cumsum(sizes)), pa.int32())
         return pa.MapArray.from_arrays(ends, names, out, type=arrow, mask=texts.is_null())
 
-    def sound(self, texts: pa.StringArray, opening: str, rows: Rows, path: Path) -> pa.StringArray:
+    def without_bad_openings(
+        self, texts: pa.StringArray, opening: str, rows: Rows, path: Path
+    ) -> pa.StringArray:
         """Make null what nests too deep or cannot be an object or array, before it is parsed."""
-        texts, bad = sound(texts, opening, path)
-        self.blame(rows, bad, path)
+        texts, bad = without_bad_openings(texts, opening, path)
+        self.note_errors(rows, bad, path)
         return texts
 
     def parsed(self, texts: pa.StringArray, opening: str, rows: Rows, path: Path) -> pa.StringArray:
         """Check as `sound` does, and that every text is JSON: a string may hold anything."""
-        texts = self.sound(texts, opening, rows, path)
+        texts = self.without_bad_openings(texts, opening, rows, path)
         malformed = jsonkeys.where(pc.invert(duck.valid(texts)))
         return self.without_malformed(texts, malformed, rows, path)
 
@@ -263,7 +265,7 @@ class _Batch:
         self, texts: pa.StringArray, malformed: list[int], rows: Rows, path: Path
     ) -> pa.StringArray:
         """Blame malformed texts and make them null."""
-        self.blame(rows, {i: why_malformed(texts[i].as_py()) for i in malformed}, path)
+        self.note_errors(rows, {i: why_malformed(texts[i].as_py()) for i in malformed}, path)
         return casts.without(texts, malformed)
 
     def exact(
@@ -293,7 +295,7 @@ class _Batch:
         return found
 
 
-def sound(
+def without_bad_openings(
     texts: pa.StringArray, opening: str = "{", path: Path = ()
 ) -> tuple[pa.StringArray, casts.Bad]:
     """Make null what nests too deep or cannot be an object or array, and say why."""

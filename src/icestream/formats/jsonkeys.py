@@ -27,7 +27,7 @@ _LONG_INTEGER = r"[:,\[\s]-?(?:[0-9]{20}|9[2-9][0-9]{17})"
 
 
 @dataclass(frozen=True)
-class Suspects:
+class SuspectObjects:
     """Objects that hold more than the known keys: texts, their records, and where they sit."""
 
     texts: pa.StringArray
@@ -36,7 +36,7 @@ class Suspects:
 
 
 def unknown(
-    suspects: Iterable[Suspects],
+    suspects: Iterable[SuspectObjects],
     errors: dict[int, str],
     target: Schema,
     rule: Rule,

@@ -14,7 +14,7 @@ _INLINE = 12  # bytes of a text that an Arrow view holds itself
 _MASKS = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(_INLINE + 1)], np.uint64)
 
 
-class Page:
+class TextBuffer:
     """Texts as they stand in memory, few enough to stay in the processor's cache."""
 
     def __init__(self, texts: pa.StringArray) -> None:

@@ -7,7 +7,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, NestedField, StringType
 
 from icestream.errors import ConfigError
-from icestream.formats import Decoded, reasons
+from icestream.formats import DecodedBatch, reasons
 from icestream.formats.casts import utf8
 from icestream.schema import Rule
 from icestream.tables.arrow import arrow_schema
@@ -27,7 +27,7 @@ class RawFormat:
         target: Schema,
         rule: Rule = "evolve",
         dropped: frozenset[str] = frozenset(),
-    ) -> Decoded:
+    ) -> DecodedBatch:
         """Hand over the bytes; only text that is not UTF-8 makes a bad row."""
         arrow = arrow_schema(target)
         errors: dict[int, str] = {}
@@ -48,4 +48,4 @@ class RawFormat:
                 )
             columns.append(data.cast(out.type))
         batch = pa.RecordBatch.from_arrays(columns, schema=arrow)
-        return Decoded(batch, reasons(errors, len(records)))
+        return DecodedBatch(batch, reasons(errors, len(records)))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, PrimitiveType
 
 from icestream.formats.jsonbytes import characters, offsets
-from icestream.formats.page import Flags, Page, Places
+from icestream.formats.page import Flags, Places, TextBuffer
 
 MAX_TEMPLATES = 4  # tried on one batch; more shapes than these are parsed
 MAX_SLOTS = 256
@@ -48,7 +48,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TemplateRows:
     """Rows that fit one template, and the text of each wanted value; JSON's null is null."""
 
     rows: Places
@@ -85,22 +85,22 @@ def template_of(text: bytes) -> Template | None:
     return None
 
 
-def take_apart(
+def match_templates(
     texts: pa.StringArray,
     kinds: Mapping[str, IcebergType],
     unwanted: Callable[[str], bool],
     raw: Collection[str] = (),
-) -> tuple[list[Taken], Places]:
+) -> tuple[list[TemplateRows], Places]:
     """Rows that fit a template of this batch, and the rows that are left to the parser.
 
     `kinds` are the columns; a key that is neither one of them nor unwanted is the parser's matter.
     Strings of the `raw` columns keep their quotes.
     """
-    taken: dict[int, list[Taken]] = {}
+    taken: dict[int, list[TemplateRows]] = {}
     templates: list[Template] = []
     rest = np.ones(len(texts), bool)
     for begin in range(0, len(texts), _CHUNK):
-        page = _Page(texts.slice(begin, _CHUNK))
+        page = _ObjectBuffer(texts.slice(begin, _CHUNK))
         left = page.candidates()
         for number in range(MAX_TEMPLATES):
             if not len(left):
@@ -118,7 +118,7 @@ def take_apart(
     return [_joined(parts) for parts in taken.values()], np.flatnonzero(rest)
 
 
-def _joined(parts: Sequence[Taken]) -> Taken:
+def _joined(parts: Sequence[TemplateRows]) -> TemplateRows:
     """What fits one template in all chunks."""
     if len(parts) == 1:
         return parts[0]
@@ -126,7 +126,7 @@ def _joined(parts: Sequence[Taken]) -> Taken:
         name: pa.concat_arrays([part.texts[name] for part in parts]) for name in parts[0].texts
     }
     rows = np.concatenate([part.rows for part in parts])
-    return Taken(rows, texts, parts[0].names)
+    return TemplateRows(rows, texts, parts[0].names)
 
 
 def _wanted(
@@ -140,12 +140,12 @@ def _wanted(
 
 
 def _fitting(
-    page: "_Page",
+    page: "_ObjectBuffer",
     template: Template,
     rows: Places,
     kinds: Mapping[str, IcebergType],
     raw: Collection[str],
-) -> Taken:
+) -> TemplateRows:
     rows, spans = page.fit(template, rows)
     texts: dict[str, pa.StringArray] = {}
     fine = np.ones(len(rows), bool)
@@ -162,10 +162,10 @@ def _fitting(
     if not fine.all():
         kept = pa.array(fine)
         rows, texts = rows[fine], {name: each.filter(kept) for name, each in texts.items()}
-    return Taken(rows, texts, tuple(slot.name for slot in template.slots))
+    return TemplateRows(rows, texts, tuple(slot.name for slot in template.slots))
 
 
-class _Page(Page):
+class _ObjectBuffer(TextBuffer):
     """With the place of every quote."""
 
     def __init__(self, texts: pa.StringArray) -> None:
@@ -210,7 +210,11 @@ class _Page(Page):
 
 
 def _scalars(
-    page: _Page, texts: pa.StringArray, start: Places, length: Places, kind: IcebergType | None
+    page: _ObjectBuffer,
+    texts: pa.StringArray,
+    start: Places,
+    length: Places,
+    kind: IcebergType | None,
 ) -> tuple[pa.StringArray, Flags]:
     """The texts of numbers, true and false, null for null; and which rows are plain enough."""
     fine, real = _numbers(texts, length)
@@ -274,7 +278,7 @@ def _odd(body: npt.NDArray[np.uint8]) -> bool:
     return bool(body.min(initial=255) < ord(" ")) or bool((body == ord("\\")).any())
 
 
-def in_order(parts: Sequence[Places]) -> pa.Array:
+def row_order(parts: Sequence[Places]) -> pa.Array:
     """The way back: where each row stands after the parts were put one behind the other."""
     rows = np.concatenate(parts)
     order = np.empty(len(rows), np.int64)

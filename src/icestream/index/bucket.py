@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 from icestream.index.entries import SIZE, TOMBSTONE
 from icestream.index.keys import Hashes
-from icestream.index.sequences import LONGER, Sequences
-from icestream.index.sorted_run import Run
+from icestream.index.sequences import LONGER, SourceSequences
+from icestream.index.sorted_run import SortedRun
 
 
 @dataclass(frozen=True)
-class Found:
+class LookupResult:
     """What the index knows about each key that was asked for; both masks False: nothing."""
 
     hit: NDArray[np.bool_]  # a row is there, at `position` of data file number `file`
     tombstone: NDArray[np.bool_]  # it was deleted, by a change with this sequence
     file: NDArray[np.uint32]
     position: NDArray[np.uint32]
-    sequences: Sequences
+    sequences: SourceSequences
 
     @property
     def longer(self) -> NDArray[np.bool_]:
@@ -30,7 +30,7 @@ class Found:
         return found
 
 
-def lookup(runs: Sequence[Run], live: NDArray[np.uint32], hashes: Hashes) -> Found:
+def lookup(runs: Sequence[SortedRun], live: NDArray[np.uint32], hashes: Hashes) -> LookupResult:
     """Find the newest entry of each key; `live` are the sorted numbers of the table's data files.
 
     A newest entry in a file that is no longer live means that there is no row: had the row moved,
@@ -59,12 +59,12 @@ def lookup(runs: Sequence[Run], live: NDArray[np.uint32], hashes: Hashes) -> Fou
         known[which] = True
         left = left[~got]
     deleted = known & ((facts["marks"] & TOMBSTONE) != 0)
-    return Found(
+    return LookupResult(
         hit=known & ~deleted & is_live(live, facts["file"]),
         tombstone=deleted,
         file=facts["file"],
         position=facts["position"],
-        sequences=Sequences(
+        sequences=SourceSequences(
             facts["sequence_hi"], facts["sequence_lo"], facts["marks"] & np.uint8(SIZE)
         ),
     )

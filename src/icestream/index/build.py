@@ -11,11 +11,18 @@ from pyiceberg.table.snapshots import Snapshot
 
 from icestream.errors import InternalError
 from icestream.index.entries import LARGEST
-from icestream.index.key_index import Store, create_store
-from icestream.index.live_rows import Columns, Contents, contents, deleted, live_rows, order_of
-from icestream.index.merge import KEEP_SECONDS, Job, RunRef, merge
+from icestream.index.key_index import KeyIndex, create_index
+from icestream.index.live_rows import (
+    IndexedColumns,
+    LiveFiles,
+    deleted_positions,
+    live_rows,
+    read_manifests,
+    write_order,
+)
+from icestream.index.merge import KEEP_SECONDS, MergeJob, RunRef, merge
 from icestream.index.sorted_run import open_run
-from icestream.index.spill import Spill
+from icestream.index.spill import EntrySpill
 from icestream.index.tombstones import read_tombstones
 from icestream.tables.marker import Positions
 
@@ -23,7 +30,7 @@ BUCKETS = 16
 
 
 @dataclass(frozen=True)
-class Built:
+class IndexBuildStats:
     """What went into an index."""
 
     files: int
@@ -41,36 +48,36 @@ def build(
     buckets: int = BUCKETS,
     clock: Callable[[], float] = time.time,
     reached: Positions | None = None,
-) -> tuple[Store, Built]:
+) -> tuple[KeyIndex, IndexBuildStats]:
     """Read the keys of all live rows of a snapshot, by default the current one.
 
     `reached` is how far the table has come there: deletes beyond that are not yet.
     """
-    columns = Columns.of(table.schema(), keys)
+    columns = IndexedColumns.of(table.schema(), keys)
     snapshot = snapshot or table.current_snapshot()
-    found = contents(table.io, snapshot.manifests(table.io)) if snapshot else Contents()
+    found = read_manifests(table.io, snapshot.manifests(table.io)) if snapshot else LiveFiles()
     if len(found.data) > LARGEST:
         raise InternalError("more data files than the index can number")
-    store = create_store(folder, str(table.metadata.table_uuid), columns.keys, buckets, clock)
-    spill = Spill(folder, store.manifest.table_uuid, buckets)
+    store = create_index(folder, str(table.metadata.table_uuid), columns.keys, buckets, clock)
+    spill = EntrySpill(folder, store.manifest.table_uuid, buckets)
     now = int(clock() * 1_000_000)
     buried = 0
     # First, so that every row is newer.
     for entries in read_tombstones(table.location(), now, reached=reached):
         buried += len(entries)
         spill.add(entries)
-    gone = deleted(table.io, found.deletes, found.data)
+    gone = deleted_positions(table.io, found.deletes, found.data)
     numbers: dict[str, int] = {}
     rows = 0
-    for number, entry in enumerate(sorted(found.data.values(), key=order_of)):
+    for number, entry in enumerate(sorted(found.data.values(), key=write_order)):
         path = entry.data_file.file_path
         numbers[path] = number
         for entries in live_rows(table.io, entry, columns, gone.pop(path, None), number):
             rows += len(entries)
             spill.add(entries)
     spill.flush()
-    front, known = _one_each(store, spill, numbers, now)
-    store.advance(
+    front, known = _merge_spilled(store, spill, numbers, now)
+    store.publish_state(
         front,
         numbers,
         (),
@@ -79,11 +86,11 @@ def build(
         None,
     )
     tombs = sum(ref.entries for refs in front.values() for ref in refs) - known
-    return store, Built(len(numbers), rows, rows - known, tombs)
+    return store, IndexBuildStats(len(numbers), rows, rows - known, tombs)
 
 
-def _one_each(
-    store: Store, spill: Spill, numbers: dict[str, int], now: int
+def _merge_spilled(
+    store: KeyIndex, spill: EntrySpill, numbers: dict[str, int], now: int
 ) -> tuple[dict[int, list[RunRef]], int]:
     """The runs of each bucket as one, and how many rows they know."""
     live = np.arange(len(numbers), dtype=np.uint32)
@@ -96,7 +103,7 @@ def _one_each(
             known += int((~open_run(store.folder / refs[0].name).entries.tombstone).sum())
             continue
         uuid = store.manifest.table_uuid
-        job = Job(str(store.folder), uuid, bucket, tuple(refs), True, live, horizon)
+        job = MergeJob(str(store.folder), uuid, bucket, tuple(refs), True, live, horizon)
         merged = merge(job)
         front[bucket] = [merged.run]
         known += merged.rows

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from icestream.index.keys import Hashes
-from icestream.index.sequences import Sequences
+from icestream.index.sequences import SourceSequences
 
 COLUMNS: dict[str, np.dtype[Any]] = {
     "hash_hi": np.dtype("<u8"),
@@ -26,7 +26,7 @@ LARGEST = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Entries:
+class IndexEntries:
     """Rows and deletions; where nothing else is said, one entry per key, sorted by its hash."""
 
     hash_hi: NDArray[np.uint64]
@@ -47,19 +47,19 @@ class Entries:
         return found
 
     @property
-    def sequences(self) -> Sequences:
+    def sequences(self) -> SourceSequences:
         """The sequence of each entry."""
-        return Sequences(self.sequence_hi, self.sequence_lo, self.marks & np.uint8(SIZE))
+        return SourceSequences(self.sequence_hi, self.sequence_lo, self.marks & np.uint8(SIZE))
 
     def columns(self) -> list[tuple[str, NDArray[Any]]]:
         """All facts by name, in the order of COLUMNS."""
         return [(name, getattr(self, name)) for name in COLUMNS]
 
-    def take(self, which: "NDArray[Any] | slice") -> "Entries":
+    def take(self, which: "NDArray[Any] | slice") -> "IndexEntries":
         """Some of the entries."""
-        return Entries(*(column[which] for _, column in self.columns()))
+        return IndexEntries(*(column[which] for _, column in self.columns()))
 
-    def newest(self) -> "Entries":
+    def newest(self) -> "IndexEntries":
         """Sorted, and only the first entry of each key: give the newest first."""
         order = np.argsort(self.hash_hi, kind="stable")
         hi, lo = self.hash_hi[order], self.hash_lo[order]
@@ -72,36 +72,38 @@ class Entries:
         return self.take(order[first])
 
 
-def rows(
+def row_entries(
     hashes: Hashes,
     file: "int | NDArray[Any]",
     position: NDArray[Any],
     sequence: pa.Array | None = None,
-) -> Entries:
+) -> IndexEntries:
     """Live rows; `file` is a number, one for all or one each, `position` the place in it."""
     count = len(hashes)
     if count and int(position.max()) > LARGEST:
         raise ValueError("a data file has more than 2^32 rows")
-    told = Sequences.of(sequence, count)
+    told = SourceSequences.of(sequence, count)
     files = np.broadcast_to(np.asarray(file, dtype=np.uint32), (count,))
-    return Entries(
+    return IndexEntries(
         hashes[:, 0], hashes[:, 1], told.hi, told.lo, files, position.astype(np.uint32), told.size
     )
 
 
-def tombstones(hashes: Hashes, sequence: pa.Array | None, seconds: "int | NDArray[Any]") -> Entries:
+def tombstone_entries(
+    hashes: Hashes, sequence: pa.Array | None, seconds: "int | NDArray[Any]"
+) -> IndexEntries:
     """Deleted keys, and when they were deleted."""
     when = np.broadcast_to(np.asarray(seconds), (len(hashes),))
-    found = rows(hashes, 0, when, sequence)
-    return Entries(
+    found = row_entries(hashes, 0, when, sequence)
+    return IndexEntries(
         found.hash_hi, found.hash_lo, found.sequence_hi, found.sequence_lo,
         found.file, found.position, found.marks | np.uint8(TOMBSTONE),
     )  # fmt: skip
 
 
-def concat(parts: Sequence[Entries]) -> Entries:
+def concat_entries(parts: Sequence[IndexEntries]) -> IndexEntries:
     """All entries of all parts, in their order."""
     if not parts:
-        return Entries(*(np.zeros(0, dtype=kind) for kind in COLUMNS.values()))
+        return IndexEntries(*(np.zeros(0, dtype=kind) for kind in COLUMNS.values()))
     columns = [[column for _, column in part.columns()] for part in parts]
-    return Entries(*(np.concatenate(each) for each in zip(*columns, strict=True)))
+    return IndexEntries(*(np.concatenate(each) for each in zip(*columns, strict=True)))

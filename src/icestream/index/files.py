@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from icestream.index.damage import damaged
 from icestream.index.disk import write_whole
-from icestream.index.merge import due
+from icestream.index.merge import merge_count
 
 FOLDER = "files"
 _SLACK, _CHUNKS = 1000, 64  # rows of files that are gone, and pieces, that are put up with
@@ -26,7 +26,7 @@ _SCHEMA = pa.schema([("number", pa.uint32()), ("path", pa.large_string())])  # n
 
 
 @dataclass(frozen=True)
-class ListRef:
+class FileListRef:
     """A list as a manifest names it."""
 
     name: str
@@ -35,7 +35,7 @@ class ListRef:
 
 
 @dataclass(frozen=True)
-class Files:
+class NumberedFiles:
     """The live data files: their numbers, sorted, and rows in which to find their paths."""
 
     numbers: NDArray[np.uint32]
@@ -56,36 +56,36 @@ class Files:
         rows = self._pruned().rows
         return dict(zip(rows.column("path").to_pylist(), _numbers(rows).tolist(), strict=True))
 
-    def changed(self, added: Mapping[str, int], removed: Sequence[int]) -> "Files":
+    def with_changes(self, added: Mapping[str, int], removed: Sequence[int]) -> "NumberedFiles":
         """These files without some, and with others."""
         new = np.fromiter(added.values(), dtype=np.uint32, count=len(added))
         numbers = np.concatenate([self.numbers, new])
         kept = np.sort(numbers[~np.isin(numbers, np.array(removed, dtype=np.uint32))])
-        found = Files(kept, pa.concat_tables([self.rows, _listed(added, ())]))
+        found = NumberedFiles(kept, pa.concat_tables([self.rows, _list_rows(added, ())]))
         wasteful = found.rows.num_rows > 2 * len(kept) + _SLACK
         return found._pruned() if wasteful or found.rows[0].num_chunks > _CHUNKS else found
 
-    def _pruned(self) -> "Files":
+    def _pruned(self) -> "NumberedFiles":
         live = np.isin(_numbers(self.rows), self.numbers)
-        return Files(self.numbers, self.rows.filter(pa.array(live)).combine_chunks())
+        return NumberedFiles(self.numbers, self.rows.filter(pa.array(live)).combine_chunks())
 
 
-def add_list(
-    folder: Path, lists: Sequence[ListRef], added: Mapping[str, int], removed: Sequence[int]
-) -> tuple[ListRef, ...]:
+def append_list(
+    folder: Path, lists: Sequence[FileListRef], added: Mapping[str, int], removed: Sequence[int]
+) -> tuple[FileListRef, ...]:
     """Write a change down; → the lists as they are then, newest first."""
     if not added and not removed:
         return tuple(lists)
     count = len(added) + len(removed)
-    joined = due([count, *(each.rows for each in lists)])
+    joined = merge_count([count, *(each.rows for each in lists)])
     old = lists[: max(0, joined - 1)]
-    rows = pa.concat_tables([_listed(added, removed), *(_read(folder, each) for each in old)])
+    rows = pa.concat_tables([_list_rows(added, removed), *(_read(folder, each) for each in old)])
     if old:
         rows = _without_pairs(rows, whole=len(old) == len(lists))
     return (_write(folder, rows), *lists[len(old) :])
 
 
-def load_files(folder: Path, lists: Sequence[ListRef], *, again: bool = True) -> Files:
+def load_files(folder: Path, lists: Sequence[FileListRef], *, again: bool = True) -> NumberedFiles:
     """Read what is live after all lists; not `again`: those that were read before are kept."""
     read = _read if again else _read_once
     rows = pa.concat_tables([_SCHEMA.empty_table(), *(read(folder, each) for each in lists)])
@@ -93,7 +93,7 @@ def load_files(folder: Path, lists: Sequence[ListRef], *, again: bool = True) ->
     removed = _numbers(rows.filter(gone))
     rows = rows.filter(pc.invert(gone)) if len(removed) else rows
     numbers = _numbers(rows)
-    return Files(np.sort(numbers[~np.isin(numbers, removed)]), rows)
+    return NumberedFiles(np.sort(numbers[~np.isin(numbers, removed)]), rows)
 
 
 def _without_pairs(rows: pa.Table, whole: bool) -> pa.Table:
@@ -105,7 +105,7 @@ def _without_pairs(rows: pa.Table, whole: bool) -> pa.Table:
     return rows.filter(pa.array(kept))
 
 
-def _listed(added: Mapping[str, int], removed: Sequence[int]) -> pa.Table:
+def _list_rows(added: Mapping[str, int], removed: Sequence[int]) -> pa.Table:
     numbers = pa.array([*added.values(), *removed], pa.uint32())
     paths = pa.array([*added, *(None for _ in removed)], pa.large_string())
     return pa.table([numbers, paths], schema=_SCHEMA)
@@ -116,17 +116,17 @@ def _numbers(rows: pa.Table) -> NDArray[np.uint32]:
     return found
 
 
-def _write(folder: Path, rows: pa.Table) -> ListRef:
+def _write(folder: Path, rows: pa.Table) -> FileListRef:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _SCHEMA) as out:
         out.write_table(rows)
     data = sink.getvalue()
     name = f"{FOLDER}/{uuid.uuid4().hex}.arrow"
     write_whole(folder / name, data)
-    return ListRef(name, rows.num_rows, zlib.crc32(data))
+    return FileListRef(name, rows.num_rows, zlib.crc32(data))
 
 
-def _read(folder: Path, ref: ListRef) -> pa.Table:
+def _read(folder: Path, ref: FileListRef) -> pa.Table:
     path = folder / ref.name
     try:
         data = path.read_bytes()

@@ -12,34 +12,34 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from icestream.index.bucket import lookup
-from icestream.index.build import BUCKETS, Built, build
+from icestream.index.build import BUCKETS, IndexBuildStats, build
 from icestream.index.damage import IndexDamaged
-from icestream.index.entries import Entries
-from icestream.index.key_index import Store, Unusable, open_store
+from icestream.index.entries import IndexEntries
+from icestream.index.key_index import IndexUnusable, KeyIndex, open_index
 from icestream.index.keys import bucket_of
 from icestream.index.live_rows import (
-    Columns,
-    Contents,
-    Positions,
-    contents,
-    deleted,
+    IndexedColumns,
+    LiveFiles,
+    RowPositions,
+    deleted_positions,
     is_delete,
     live_rows,
-    order_of,
     read_deletes,
+    read_manifests,
+    write_order,
 )
 from icestream.index.merge import RunRef
-from icestream.index.sorted_run import open_run, pieces
-from icestream.index.spill import Spill
+from icestream.index.sorted_run import cut_by_hash, open_run
+from icestream.index.spill import EntrySpill
 from icestream.index.tombstones import read_tombstones
-from icestream.tables.marker import Positions as Reached
+from icestream.tables.marker import Positions
 
 _COMMIT_ID = "icestream.commit-id"
 _AT_ONCE = 1 << 19  # entries in memory
 
 
 @dataclass(frozen=True)
-class Followed:
+class CatchUpResult:
     """How an index came to where its table is, for the log."""
 
     rebuilt: str | None = None  # why it was built anew
@@ -70,26 +70,26 @@ class Followed:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _HistoryPath:
     """From the snapshot at which the index stands to the one where it should be."""
 
     old: Snapshot | None  # still in the table's metadata
     commits: frozenset[str] | None  # ours on the way; None: some snapshots are expired
-    reached: Reached | None = None  # how far the table has come
+    committed: Positions | None = None  # how far the table has come
 
 
 @dataclass(frozen=True)
-class _Difference:
+class _FileDifference:
     """Data files by path, between two snapshots."""
 
     gone: set[str]
     new: set[str]
-    touched: set[str]  # known to us, and rows of them were deleted
+    changed: set[str]  # known to us, and rows of them were deleted
     read: dict[str, ManifestEntry]  # new and touched ones
-    deleted: dict[str, Positions]  # in those that are to be read
+    deleted: dict[str, RowPositions]  # in those that are to be read
 
 
-def catch_up(
+def open_or_build(
     table: Table,
     folder: Path,
     keys: Sequence[str],
@@ -97,54 +97,54 @@ def catch_up(
     *,
     buckets: int = BUCKETS,
     clock: Callable[[], float] = time.time,
-    reached: Reached | None = None,
-) -> tuple[Store, Followed]:
+    reached: Positions | None = None,
+) -> tuple[KeyIndex, CatchUpResult]:
     """Open the index of a table, as of a snapshot (by default the current one): follow or build.
 
     `reached` is how far the table has come there: deletes beyond that are not yet.
     """
-    columns = Columns.of(table.schema(), keys)
+    columns = IndexedColumns.of(table.schema(), keys)
     ids = list(columns.keys.values())
-    store = open_store(folder, str(table.metadata.table_uuid), ids, clock=clock)
-    if isinstance(store, Unusable):
+    store = open_index(folder, str(table.metadata.table_uuid), ids, clock=clock)
+    if isinstance(store, IndexUnusable):
         reason = store.reason
     elif store.manifest.buckets != buckets:
         reason = f"it has {store.manifest.buckets} buckets, not {buckets}"
     else:
         told = follow(store, table, snapshot, clock=clock, reached=reached)
-        if isinstance(told, Followed):
+        if isinstance(told, CatchUpResult):
             return store, told
         reason = told.reason
     made, built = build(
         table, folder, keys, snapshot, buckets=buckets, clock=clock, reached=reached
     )
-    return made, _rebuilt(reason, built)
+    return made, _build_result(reason, built)
 
 
 def follow(
-    store: Store,
+    store: KeyIndex,
     table: Table,
     snapshot: Snapshot | None = None,
     *,
     clock: Callable[[], float] = time.time,
-    reached: Reached | None = None,
-) -> Followed | Unusable:
+    reached: Positions | None = None,
+) -> CatchUpResult | IndexUnusable:
     """Bring an open index to a snapshot; Unusable: it cannot get there, build it anew."""
     target = snapshot or table.current_snapshot()
     try:
-        confirmed = _confirm(store, table, target)
-        way = _way(store, table, target)
-        if isinstance(way, Unusable):
+        confirmed = _confirm_pending(store, table, target)
+        way = _path_to(store, table, target)
+        if isinstance(way, IndexUnusable):
             return way
         if way is None or target is None:
-            return Followed(confirmed=confirmed)
-        way = replace(way, reached=reached)
+            return CatchUpResult(confirmed=confirmed)
+        way = replace(way, committed=reached)
         return _follow(store, table, target, way, confirmed, int(clock() * 1_000_000))
     except IndexDamaged as damage:
-        return Unusable(f"{damage.what} ({damage.where})")
+        return IndexUnusable(f"{damage.what} ({damage.where})")
 
 
-def _confirm(store: Store, table: Table, target: Snapshot | None) -> str | None:
+def _confirm_pending(store: KeyIndex, table: Table, target: Snapshot | None) -> str | None:
     """Confirm a commit of ours that landed while nobody could; or forget it, if it did not."""
     pending = store.pending()
     if pending is None:
@@ -163,47 +163,49 @@ def _confirm(store: Store, table: Table, target: Snapshot | None) -> str | None:
     return None
 
 
-def _way(store: Store, table: Table, target: Snapshot | None) -> _Way | Unusable | None:
+def _path_to(
+    store: KeyIndex, table: Table, target: Snapshot | None
+) -> _HistoryPath | IndexUnusable | None:
     """How the table got there; None if the index stands there already."""
     at = store.manifest.snapshot_id
     if (target.snapshot_id if target else None) == at:
         return None
     if target is None:
-        return Unusable("the table has lost its history")
+        return IndexUnusable("the table has lost its history")
     commits: set[str] = set()
     last = target
     for each in ancestors_of(target, table.metadata):
         if each.snapshot_id == at:
-            return _Way(each, frozenset(commits))
+            return _HistoryPath(each, frozenset(commits))
         last = each
         if each.summary and (own := each.summary.additional_properties.get(_COMMIT_ID)):
             commits.add(own)
     if last.parent_snapshot_id == at:  # expired, and the one after it is there; or no snapshot yet
-        return _Way(None, frozenset(commits))
+        return _HistoryPath(None, frozenset(commits))
     passed = (last.sequence_number or 0) <= store.manifest.sequence_number
     if last.parent_snapshot_id is None or passed:
-        return Unusable("the table was moved back, or its history was replaced")
-    return _Way(None, None)
+        return IndexUnusable("the table was moved back, or its history was replaced")
+    return _HistoryPath(None, None)
 
 
 def _follow(
-    store: Store,
+    store: KeyIndex,
     table: Table,
     target: Snapshot,
-    way: _Way,
+    way: _HistoryPath,
     confirmed: str | None,
     now: int,
-) -> Followed | Unusable:
+) -> CatchUpResult | IndexUnusable:
     """Let go of files that are gone, and read what is new: rows that came, files that lost some."""
     found = _difference(store, table, target, way)
-    if isinstance(found, Unusable):
+    if isinstance(found, IndexUnusable):
         return found
-    columns = Columns.of(table.schema(), _names(store, table))
-    ordered = sorted(found.read.values(), key=order_of)
+    columns = IndexedColumns.of(table.schema(), _names(store, table))
+    ordered = sorted(found.read.values(), key=write_order)
     first = store.manifest.next_file
     added = {each.data_file.file_path: first + at for at, each in enumerate(ordered)}
-    removed = sorted(store.files.by_path[path] for path in found.gone | found.touched)
-    spill = Spill(store.folder, store.manifest.table_uuid, store.manifest.buckets)
+    removed = sorted(store.files.by_path[path] for path in found.gone | found.changed)
+    spill = EntrySpill(store.folder, store.manifest.table_uuid, store.manifest.buckets)
     rows = 0
     for entry in ordered:
         path = entry.data_file.file_path
@@ -211,45 +213,51 @@ def _follow(
             rows += len(entries)
             spill.add(entries)
     spill.flush()
-    live = store.files.changed(added, removed).numbers
+    live = store.files.with_changes(added, removed).numbers
     twice = rows - sum(ref.entries for refs in spill.runs.values() for ref in refs)
-    twice += sum(_known(store, bucket, refs, live) for bucket, refs in spill.runs.items())
-    buried, tombs = _bury(store, table, way, spill.runs, live, now)
+    twice += sum(
+        _count_duplicates(store, bucket, refs, live) for bucket, refs in spill.runs.items()
+    )
+    buried, tombs = _replay_tombstones(store, table, way, spill.runs, live, now)
     front = {
         bucket: [*spill.runs.get(bucket, ()), *buried.get(bucket, ())]
         for bucket in spill.runs.keys() | buried.keys()
     }
     sequence = target.sequence_number or 0
-    store.advance(front, added, removed, target.snapshot_id, sequence, store.manifest.commit_id)
-    gone, new, touched = len(found.gone), len(found.new), len(found.touched)
-    return Followed(None, confirmed, gone, new, touched, rows, tombs, twice)
+    store.publish_state(
+        front, added, removed, target.snapshot_id, sequence, store.manifest.commit_id
+    )
+    gone, new, touched = len(found.gone), len(found.new), len(found.changed)
+    return CatchUpResult(None, confirmed, gone, new, touched, rows, tombs, twice)
 
 
-def _difference(store: Store, table: Table, target: Snapshot, way: _Way) -> _Difference | Unusable:
+def _difference(
+    store: KeyIndex, table: Table, target: Snapshot, way: _HistoryPath
+) -> _FileDifference | IndexUnusable:
     """Compare data files and their deletes; manifests that both snapshots have need no look."""
     now = target.manifests(table.io)
     before = way.old.manifests(table.io) if way.old else []
     shared = {each.manifest_path for each in now} & {each.manifest_path for each in before}
-    fresh = contents(table.io, [each for each in now if each.manifest_path not in shared])
+    fresh = read_manifests(table.io, [each for each in now if each.manifest_path not in shared])
     mine = store.files.by_path
     were = set(mine)
     if way.old:
         left = [each for each in before if each.manifest_path not in shared]
-        were = set(contents(table.io, [each for each in left if not is_delete(each)]).data)
+        were = set(read_manifests(table.io, [each for each in left if not is_delete(each)]).data)
         if not were <= mine.keys():
-            return Unusable("its list of data files is not that of its snapshot")
+            return IndexUnusable("its list of data files is not that of its snapshot")
     gone = were - fresh.data.keys()
     new = fresh.data.keys() - mine.keys()
     touched = _touched(store, table, fresh) - gone
-    read = _entries_of(table, target, fresh, touched | new)
+    read = _manifest_entries(table, target, fresh, touched | new)
     deletes = fresh.deletes
     if read:
         older = [each for each in now if is_delete(each) and each.manifest_path in shared]
-        deletes = deletes + contents(table.io, older).deletes
-    return _Difference(gone, new, touched, read, deleted(table.io, deletes, read))
+        deletes = deletes + read_manifests(table.io, older).deletes
+    return _FileDifference(gone, new, touched, read, deleted_positions(table.io, deletes, read))
 
 
-def _touched(store: Store, table: Table, fresh: Contents) -> set[str]:
+def _touched(store: KeyIndex, table: Table, fresh: LiveFiles) -> set[str]:
     """Data files that we know and of which rows were deleted since.
 
     What was deleted stays deleted while history only goes on, so old deletes need no look, even
@@ -262,37 +270,37 @@ def _touched(store: Store, table: Table, fresh: Contents) -> set[str]:
     return found & store.files.by_path.keys()
 
 
-def _entries_of(
-    table: Table, target: Snapshot, fresh: Contents, paths: set[str]
+def _manifest_entries(
+    table: Table, target: Snapshot, fresh: LiveFiles, paths: set[str]
 ) -> dict[str, ManifestEntry]:
     """What the manifests say about some data files."""
     found = {path: fresh.data[path] for path in paths if path in fresh.data}
     if len(found) < len(paths):
         data = [each for each in target.manifests(table.io) if not is_delete(each)]
-        every = contents(table.io, data).data
+        every = read_manifests(table.io, data).data
         found = {path: every[path] for path in paths if path in every}
     return found
 
 
-def _bury(
-    store: Store,
+def _replay_tombstones(
+    store: KeyIndex,
     table: Table,
-    way: _Way,
+    way: _HistoryPath,
     front: dict[int, list[RunRef]],
     live: NDArray[np.uint32],
     now: int,
 ) -> tuple[dict[int, list[RunRef]], int]:
     """Tombstones of our commits on the way, of keys that have no row now."""
-    spill = Spill(store.folder, store.manifest.table_uuid, store.manifest.buckets)
+    spill = EntrySpill(store.folder, store.manifest.table_uuid, store.manifest.buckets)
     count = 0
     if way.commits is None or way.commits:
-        for entries in read_tombstones(table.location(), now, way.commits, way.reached):
+        for entries in read_tombstones(table.location(), now, way.commits, way.committed):
             hashes = np.column_stack([entries.hash_hi, entries.hash_lo])
             places = bucket_of(hashes, store.manifest.buckets)
             for bucket in np.unique(places).tolist():
                 refs = [*front.get(bucket, ()), *store.manifest.runs[bucket]]
                 runs = [open_run(store.folder / ref.name, ref.numbers) for ref in refs]
-                some: Entries = entries.take(places == bucket)
+                some: IndexEntries = entries.take(places == bucket)
                 found = lookup(runs, live, hashes[places == bucket])
                 older = found.tombstone & (some.sequences.compare(found.sequences) < 0)
                 left = some.take(~found.hit & ~older)
@@ -302,7 +310,9 @@ def _bury(
     return spill.runs, count
 
 
-def _known(store: Store, bucket: int, refs: Sequence[RunRef], live: NDArray[np.uint32]) -> int:
+def _count_duplicates(
+    store: KeyIndex, bucket: int, refs: Sequence[RunRef], live: NDArray[np.uint32]
+) -> int:
     """How many keys of new runs have another live row: somebody else has written them twice."""
     every = [
         open_run(store.folder / ref.name, ref.numbers)
@@ -310,20 +320,20 @@ def _known(store: Store, bucket: int, refs: Sequence[RunRef], live: NDArray[np.u
     ]
     found = 0
     for at, run in enumerate(every[: len(refs)], 1):
-        for part in pieces([run], _AT_ONCE):
+        for part in cut_by_hash([run], _AT_ONCE):
             hashes = np.column_stack([part[0].hash_hi, part[0].hash_lo])
             found += int(lookup(every[at:], live, hashes).hit.sum())
     return found
 
 
-def _names(store: Store, table: Table) -> list[str]:
+def _names(store: KeyIndex, table: Table) -> list[str]:
     """The key columns by the names that they have now."""
     schema = table.schema()
     return [str(schema.find_column_name(number)) for number in store.manifest.keys.values()]
 
 
-def _rebuilt(reason: str, built: Built) -> Followed:
-    return Followed(
+def _build_result(reason: str, built: IndexBuildStats) -> CatchUpResult:
+    return CatchUpResult(
         rebuilt=reason,
         new=built.files,
         rows=built.rows,

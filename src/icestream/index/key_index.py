@@ -18,16 +18,24 @@ from pathlib import Path
 
 from icestream.errors import Fenced
 from icestream.index import manifest as manifests
-from icestream.index.bucket import Found
+from icestream.index.bucket import LookupResult
 from icestream.index.damage import IndexDamaged, damaged
 from icestream.index.disk import write_whole
-from icestream.index.files import FOLDER, add_list, load_files
+from icestream.index.files import FOLDER, append_list, load_files
 from icestream.index.keys import Hashes
-from icestream.index.manifest import Manifest, publish
-from icestream.index.merge import KEEP_SECONDS, Job, Merged, RunRef, due, merge, run_folder
-from icestream.index.reader import Reader
-from icestream.index.rewrite_update import Move
-from icestream.index.sorted_run import Run, open_run, read_origin
+from icestream.index.manifest import IndexManifest, publish
+from icestream.index.merge import (
+    KEEP_SECONDS,
+    MergedRun,
+    MergeJob,
+    RunRef,
+    merge,
+    merge_count,
+    run_folder,
+)
+from icestream.index.reader import IndexReader
+from icestream.index.rewrite_update import RewriteIndexUpdate
+from icestream.index.sorted_run import SortedRun, open_run, read_origin
 
 _PENDING = "pending.json"
 _RUNS = "runs"
@@ -35,14 +43,14 @@ _TRIES = 3  # to take over from a process that is still writing
 
 
 @dataclass(frozen=True)
-class Unusable:
+class IndexUnusable:
     """There is no index that may be used, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingCommit:
     """What a commit under way will change: its runs, and the data files that it removes."""
 
     commit_id: str
@@ -50,11 +58,11 @@ class Pending:
     removed: tuple[str, ...] = ()
 
 
-class Store:
+class KeyIndex:
     """One process's index of one table; its methods may be called from several threads."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, clock: Callable[[], float] = time.time
+        self, folder: Path, manifest: IndexManifest, clock: Callable[[], float] = time.time
     ) -> None:
         self.folder = folder
         self.manifest = manifest
@@ -65,11 +73,11 @@ class Store:
         self._merging: set[int] = set()
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> IndexReader:
         """The present state, for tasks."""
-        return Reader(str(self.folder), self.manifest.name)
+        return IndexReader(str(self.folder), self.manifest.name)
 
-    def lookup(self, bucket: int, hashes: Hashes) -> Found:
+    def lookup(self, bucket: int, hashes: Hashes) -> LookupResult:
         """Find keys of one bucket."""
         return self.reader.lookup(bucket, hashes)
 
@@ -77,14 +85,14 @@ class Store:
 
     def prepare(self, commit_id: str, runs: Sequence[str], removed: Iterable[str] = ()) -> None:
         """Say what a commit consists of, before the table knows of it."""
-        pending = Pending(commit_id, tuple(runs), tuple(removed))
+        pending = PendingCommit(commit_id, tuple(runs), tuple(removed))
         write_whole(self.folder / _PENDING, json.dumps(asdict(pending)).encode())
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingCommit | None:
         """The commit that was prepared and neither confirmed nor abandoned."""
         try:
             raw = json.loads((self.folder / _PENDING).read_bytes())
-            found = Pending(raw["commit_id"], tuple(raw["runs"]), tuple(raw["removed"]))
+            found = PendingCommit(raw["commit_id"], tuple(raw["runs"]), tuple(raw["removed"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
         # A process that died right after the manifest left the note behind: that commit is in.
@@ -101,17 +109,19 @@ class Store:
             added: dict[str, int] = {}
             front: dict[int, list[RunRef]] = {}
             for name in pending.runs:
-                bucket, ref = self._staged(name, commit_id, added)
+                bucket, ref = self._numbered_run(name, commit_id, added)
                 front.setdefault(bucket, []).append(ref)
             known = self.files.by_path if pending.removed else {}
             if unknown := set(pending.removed) - known.keys():
                 raise damaged(f"it does not know {min(unknown)}", self.folder)
             removed = [known[path] for path in pending.removed]
-            self.advance(front, added, removed, snapshot_id, sequence_number, commit_id)
+            self.publish_state(front, added, removed, snapshot_id, sequence_number, commit_id)
             (self.folder / _PENDING).unlink(missing_ok=True)
             self._unstage(commit_id, set(pending.runs))
 
-    def move(self, move: Move, snapshot_id: int, sequence_number: int) -> None:
+    def apply_rewrite(
+        self, move: RewriteIndexUpdate, snapshot_id: int, sequence_number: int
+    ) -> None:
         """A rewrite of data files is in the table, in this snapshot, right after the index's."""
         with self._lock:
             known = self.files.by_path if move.removed else {}
@@ -121,11 +131,11 @@ class Store:
             added = {path: first + at for at, path in enumerate(move.added)}
             front: dict[int, list[RunRef]] = {}
             for name in move.runs:
-                bucket, ref = self._staged(name, move.origin, added)
+                bucket, ref = self._numbered_run(name, move.origin, added)
                 front.setdefault(bucket, []).append(ref)
             removed = [known[path] for path in move.removed]
             commit_id = self.manifest.commit_id
-            self.advance(front, added, removed, snapshot_id, sequence_number, commit_id)
+            self.publish_state(front, added, removed, snapshot_id, sequence_number, commit_id)
 
     def abandon(self, commit_id: str) -> None:
         """The commit will never be: forget what was staged for it."""
@@ -141,7 +151,7 @@ class Store:
             if str(path.relative_to(self.folder)) not in kept:
                 path.unlink(missing_ok=True)
 
-    def advance(
+    def publish_state(
         self,
         front: Mapping[int, Sequence[RunRef]],
         added: Mapping[str, int],
@@ -160,18 +170,18 @@ class Store:
                 sequence_number=sequence_number,
                 commit_id=commit_id,
                 next_file=max([old.next_file, *(number + 1 for number in added.values())]),
-                lists=add_list(self.folder, old.lists, added, removed),
+                lists=append_list(self.folder, old.lists, added, removed),
                 runs=tuple(runs),
             )
             before = set(self._garbage)
             self._publish(new)
             self._garbage -= before
             if added or removed:
-                self.files = self.files.changed(added, removed)
+                self.files = self.files.with_changes(added, removed)
         for name in before:  # whoever read them belonged to the commit that is now done
             (self.folder / name).unlink(missing_ok=True)
 
-    def _staged(self, name: str, commit_id: str, added: dict[str, int]) -> tuple[int, RunRef]:
+    def _numbered_run(self, name: str, commit_id: str, added: dict[str, int]) -> tuple[int, RunRef]:
         """A staged run and its bucket; data files that are new get the next numbers."""
         path = self.folder / name
         origin, count = read_origin(path)
@@ -184,30 +194,30 @@ class Store:
             added.setdefault(each, self.manifest.next_file + len(added))
         return origin.bucket, RunRef(name, count, tuple(added[each] for each in origin.paths))
 
-    def _publish(self, new: Manifest) -> None:
+    def _publish(self, new: IndexManifest) -> None:
         publish(self.folder, new)
         self._garbage |= self.manifest.names() - new.names() | {self.manifest.name}
         self.manifest = new
 
     # -- merging -------------------------------------------------------------------------------
 
-    def jobs(self) -> list[Job]:
+    def due_merges(self) -> list[MergeJob]:
         """Merges that are due and not under way; each may run in any process (`merge.merge`)."""
         with self._lock:
             found = []
             for bucket, runs in enumerate(self.manifest.runs):
-                count = due([run.entries for run in runs])
+                count = merge_count([run.entries for run in runs])
                 if count and bucket not in self._merging:
                     self._merging.add(bucket)
                     found.append(self._job(bucket, runs[:count], count == len(runs)))
             return found
 
-    def _job(self, bucket: int, runs: tuple[RunRef, ...], oldest: bool) -> Job:
+    def _job(self, bucket: int, runs: tuple[RunRef, ...], oldest: bool) -> MergeJob:
         horizon = max(0, int(self._clock()) - KEEP_SECONDS)
         uuid_ = self.manifest.table_uuid
-        return Job(str(self.folder), uuid_, bucket, runs, oldest, self.files.numbers, horizon)
+        return MergeJob(str(self.folder), uuid_, bucket, runs, oldest, self.files.numbers, horizon)
 
-    def swap(self, merged: Merged) -> None:
+    def install_merged(self, merged: MergedRun) -> None:
         """Put a merged run in the place of those it was made of."""
         job = merged.job
         with self._lock:
@@ -225,29 +235,29 @@ class Store:
     def merge(self) -> int:
         """Do all merges that are due, here and now; → how many. Lookups and commits may go on."""
         done = 0
-        while jobs := self.jobs():
+        while jobs := self.due_merges():
             try:
                 for job in jobs:
-                    self.swap(merge(job))
+                    self.install_merged(merge(job))
                     done += 1
             finally:
-                self.forget(jobs)
+                self.release_merges(jobs)
         return done
 
-    def forget(self, jobs: Iterable[Job]) -> None:
+    def release_merges(self, jobs: Iterable[MergeJob]) -> None:
         """Merges that failed, or never began, may be tried again."""
         with self._lock:
             self._merging -= {job.bucket for job in jobs}
 
 
-def open_store(
+def open_index(
     folder: Path,
     table_uuid: str,
     key_ids: Sequence[int],
     *,
     check: bool = True,
     clock: Callable[[], float] = time.time,
-) -> Store | Unusable:
+) -> KeyIndex | IndexUnusable:
     """Take over the index in a folder; `check` reads every run and compares its checksums.
 
     A process that had it before can publish no more. What no state names is swept away.
@@ -255,38 +265,38 @@ def open_store(
     for _ in range(_TRIES):
         found = manifests.numbers(folder)
         if not found:
-            return Unusable("there is none yet")
+            return IndexUnusable("there is none yet")
         try:
             manifest = manifests.read(folder, manifests.name_of(found[0]))
-            if reason := _misfit(manifest, table_uuid, key_ids):
-                return Unusable(reason)
+            if reason := _why_unusable(manifest, table_uuid, key_ids):
+                return IndexUnusable(reason)
             mine = manifest.following(owner=uuid.uuid4().hex)
             publish(folder, mine)
-            store = Store(folder, mine, clock)
+            store = KeyIndex(folder, mine, clock)
             if store.pending() is None:  # or the note is of a commit that is in
                 (folder / _PENDING).unlink(missing_ok=True)
             for run in _all_runs(store):
                 if check:
                     run.verify()
-            _sweep(store)
+            _remove_unreferenced(store)
             return store
         except IndexDamaged as damage:
-            return Unusable(f"{damage.what} ({damage.where})")
+            return IndexUnusable(f"{damage.what} ({damage.where})")
         except Fenced:
             continue  # its former owner published at this very moment
-    return Unusable("another process keeps writing to it")
+    return IndexUnusable("another process keeps writing to it")
 
 
-def create_store(
+def create_index(
     folder: Path,
     table_uuid: str,
     keys: Mapping[str, int],
     buckets: int,
     clock: Callable[[], float] = time.time,
-) -> Store:
+) -> KeyIndex:
     """An empty index in place of whatever is there; it counts from its first `advance` on."""
     folder.mkdir(parents=True, exist_ok=True)
-    first = _taken(folder, table_uuid, keys, buckets)
+    first = _take_over(folder, table_uuid, keys, buckets)
     for path in folder.iterdir():
         # A merge of a former owner may still be writing: what it leaves is swept at the next start.
         if path.is_dir():
@@ -296,23 +306,27 @@ def create_store(
     (folder / FOLDER).mkdir(exist_ok=True)
     for bucket in range(buckets):
         (folder / run_folder(bucket)).mkdir(parents=True, exist_ok=True)
-    return Store(folder, first, clock)
+    return KeyIndex(folder, first, clock)
 
 
-def _taken(folder: Path, table_uuid: str, keys: Mapping[str, int], buckets: int) -> Manifest:
+def _take_over(
+    folder: Path, table_uuid: str, keys: Mapping[str, int], buckets: int
+) -> IndexManifest:
     """Take a folder over by the next number, so that a former owner finds it taken."""
     for _ in range(_TRIES):
         number = max(manifests.numbers(folder), default=0) + 1
         owner = uuid.uuid4().hex
         runs: tuple[tuple[RunRef, ...], ...] = ((),) * buckets
-        first = Manifest(number, owner, False, table_uuid, dict(keys), None, 0, None, 0, (), runs)
+        first = IndexManifest(
+            number, owner, False, table_uuid, dict(keys), None, 0, None, 0, (), runs
+        )
         with suppress(Fenced):
             publish(folder, first)
             return first
     raise Fenced("another process keeps writing to the key index", where=str(folder))
 
 
-def _misfit(manifest: Manifest, table_uuid: str, key_ids: Sequence[int]) -> str | None:
+def _why_unusable(manifest: IndexManifest, table_uuid: str, key_ids: Sequence[int]) -> str | None:
     if not manifest.whole:
         return "it was not finished"
     if manifest.table_uuid != table_uuid:
@@ -322,7 +336,7 @@ def _misfit(manifest: Manifest, table_uuid: str, key_ids: Sequence[int]) -> str 
     return None
 
 
-def _all_runs(store: Store) -> Iterable[Run]:
+def _all_runs(store: KeyIndex) -> Iterable[SortedRun]:
     for bucket, refs in enumerate(store.manifest.runs):
         for ref in refs:
             run = open_run(store.folder / ref.name, ref.numbers)
@@ -333,7 +347,7 @@ def _all_runs(store: Store) -> Iterable[Run]:
             yield run
 
 
-def _sweep(store: Store) -> None:
+def _remove_unreferenced(store: KeyIndex) -> None:
     """Remove what neither the present state nor a prepared commit names."""
     pending = store.pending()
     kept = store.manifest.names() | {store.manifest.name, _PENDING}

@@ -20,7 +20,7 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 
 from icestream.errors import SchemaRefused, TableRefused
-from icestream.index.entries import Entries, rows
+from icestream.index.entries import IndexEntries, row_entries
 from icestream.index.keys import key_hashes
 from icestream.tables.arrow import FIELD_ID
 
@@ -28,18 +28,18 @@ SEQUENCE = "_src_sequence"
 _PATH_ID = 2147483546  # `file_path` of a position delete, reserved by the specification
 _BATCH = 1 << 16
 
-Positions = NDArray[np.int64]
+RowPositions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Columns:
+class IndexedColumns:
     """The columns to read, by field id; names are for files that have no ids."""
 
     keys: Mapping[str, int]
     sequence: int | None
 
     @staticmethod
-    def of(schema: Schema, keys: Sequence[str]) -> "Columns":
+    def of(schema: Schema, keys: Sequence[str]) -> "IndexedColumns":
         """Find them in a table's schema."""
         names = {each.name: each.field_id for each in schema.fields}
         missing = [name for name in keys if name not in names]
@@ -48,20 +48,20 @@ class Columns:
                 f"the table has no key column `{missing[0]}`",
                 hint="correct `keys:`; a part of a struct cannot be a key",
             )
-        return Columns({name: names[name] for name in keys}, names.get(SEQUENCE))
+        return IndexedColumns({name: names[name] for name in keys}, names.get(SEQUENCE))
 
 
 @dataclass
-class Contents:
+class LiveFiles:
     """Files of some manifests: data files by path, and position-delete files."""
 
     data: dict[str, ManifestEntry] = field(default_factory=dict)
     deletes: list[ManifestEntry] = field(default_factory=list)
 
 
-def contents(io: FileIO, manifests: Iterable[ManifestFile]) -> Contents:
+def read_manifests(io: FileIO, manifests: Iterable[ManifestFile]) -> LiveFiles:
     """Read manifests; what the index cannot follow is refused here."""
-    found = Contents()
+    found = LiveFiles()
     for manifest in manifests:
         for entry in manifest.fetch_manifest_entry(io):
             file = entry.data_file
@@ -91,16 +91,16 @@ def is_delete(manifest: ManifestFile) -> bool:
     return bool(manifest.content == ManifestContent.DELETES)
 
 
-def order_of(entry: ManifestEntry) -> tuple[int, str]:
+def write_order(entry: ManifestEntry) -> tuple[int, str]:
     """Data files in the order in which they were written."""
     return entry.sequence_number or 0, entry.data_file.file_path
 
 
-def deleted(
+def deleted_positions(
     io: FileIO, deletes: Iterable[ManifestEntry], data: Mapping[str, ManifestEntry]
-) -> dict[str, Positions]:
+) -> dict[str, RowPositions]:
     """Positions that are deleted in these data files, sorted."""
-    found: dict[str, list[Positions]] = {}
+    found: dict[str, list[RowPositions]] = {}
     wanted = sorted(path.encode() for path in data)
     for entry in deletes:
         if not _may_concern(entry, wanted):
@@ -113,13 +113,13 @@ def deleted(
     return {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
 
 
-def read_deletes(io: FileIO, entry: ManifestEntry) -> Iterator[tuple[str, Positions]]:
+def read_deletes(io: FileIO, entry: ManifestEntry) -> Iterator[tuple[str, RowPositions]]:
     """Give the positions in a position-delete file, data file by data file."""
     with io.new_input(entry.data_file.file_path).open() as stream:
         yield from positions_in(stream)
 
 
-def positions_in(stream: Any) -> Iterator[tuple[str, Positions]]:
+def positions_in(stream: Any) -> Iterator[tuple[str, RowPositions]]:
     """Give the positions in an open position-delete file, data file by data file."""
     table = pq.read_table(stream, columns=["file_path", "pos"])
     coded = table.column("file_path").combine_chunks().dictionary_encode()
@@ -132,8 +132,12 @@ def positions_in(stream: Any) -> Iterator[tuple[str, Positions]]:
 
 
 def live_rows(
-    io: FileIO, entry: ManifestEntry, columns: Columns, gone: Positions | None, number: int
-) -> Iterator[Entries]:
+    io: FileIO,
+    entry: ManifestEntry,
+    columns: IndexedColumns,
+    gone: RowPositions | None,
+    number: int,
+) -> Iterator[IndexEntries]:
     """Give the live rows of a data file, batch by batch."""
     with io.new_input(entry.data_file.file_path).open() as stream:
         file = pq.ParquetFile(stream)
@@ -154,7 +158,7 @@ def live_rows(
             sequence = None
             if columns.sequence is not None and names[columns.sequence] is not None:
                 sequence = _column(batch, names[columns.sequence])
-            yield rows(key_hashes(keys), number, positions, sequence)
+            yield row_entries(key_hashes(keys), number, positions, sequence)
 
 
 def _column(batch: pa.RecordBatch, name: str | None) -> pa.Array:
@@ -162,7 +166,7 @@ def _column(batch: pa.RecordBatch, name: str | None) -> pa.Array:
     return pa.nulls(batch.num_rows) if name is None else batch.column(name)
 
 
-def _names(schema: pa.Schema, columns: Columns) -> dict[int, str | None]:
+def _names(schema: pa.Schema, columns: IndexedColumns) -> dict[int, str | None]:
     """Field id → the name of the column in a file; by name if the file has no ids."""
     by_id = {
         int(each.metadata[FIELD_ID]): each.name

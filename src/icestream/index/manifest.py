@@ -10,7 +10,7 @@ from typing import Any
 from icestream.errors import Fenced
 from icestream.index.damage import damaged
 from icestream.index.disk import write_once
-from icestream.index.files import ListRef
+from icestream.index.files import FileListRef
 from icestream.index.merge import RunRef
 
 VERSION = 1
@@ -18,7 +18,7 @@ _PREFIX = "manifest-"
 
 
 @dataclass(frozen=True)
-class Manifest:
+class IndexManifest:
     """Where the index stands, and which files make it up."""
 
     number: int  # +1 with every state
@@ -30,7 +30,7 @@ class Manifest:
     sequence_number: int  # Iceberg's, of that snapshot
     commit_id: str | None
     next_file: int
-    lists: tuple[ListRef, ...]  # newest first
+    lists: tuple[FileListRef, ...]  # newest first
     runs: tuple[tuple[RunRef, ...], ...]  # by bucket, newest first
 
     @property
@@ -49,12 +49,12 @@ class Manifest:
             run.name for bucket in self.runs for run in bucket
         }
 
-    def following(self, **changes: Any) -> "Manifest":
+    def following(self, **changes: Any) -> "IndexManifest":
         """The next state."""
         return replace(self, number=self.number + 1, **changes)
 
 
-def publish(folder: Path, manifest: Manifest) -> None:
+def publish(folder: Path, manifest: IndexManifest) -> None:
     """Make this the newest state; refused if somebody else has written this or a later one."""
     raw = {
         **vars(manifest),  # `asdict` would copy every run's facts, which takes longer than the rest
@@ -80,7 +80,7 @@ def numbers(folder: Path) -> list[int]:
     return sorted((int(each) for each in found if each.isdigit()), reverse=True)
 
 
-def read(folder: Path, name: str) -> Manifest:
+def read(folder: Path, name: str) -> IndexManifest:
     """Read a state back; what is not whole or not known is refused."""
     path = folder / name
     try:
@@ -91,9 +91,9 @@ def read(folder: Path, name: str) -> Manifest:
         raw = json.loads(body)
         if raw.pop("version") != VERSION:
             raise ValueError("another version")
-        raw["lists"] = tuple(ListRef(**each) for each in raw["lists"])
+        raw["lists"] = tuple(FileListRef(**each) for each in raw["lists"])
         raw["runs"] = tuple(tuple(_ref(run) for run in bucket) for bucket in raw["runs"])
-        return Manifest(**raw)
+        return IndexManifest(**raw)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as failure:
         raise damaged(f"manifest: {failure}", path) from None
 

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 
 from icestream.index.bucket import is_live
 from icestream.index.damage import damaged
-from icestream.index.entries import Entries, concat
-from icestream.index.sorted_run import Origin, Run, RunWriter, open_run, pieces
+from icestream.index.entries import IndexEntries, concat_entries
+from icestream.index.sorted_run import (
+    RunIdentity,
+    SortedRun,
+    SortedRunWriter,
+    cut_by_hash,
+    open_run,
+)
 
 FAN = 4
 KEEP_SECONDS = 7 * 86_400  # an event that is older than its key's deletion and this counts as new
@@ -32,28 +38,28 @@ class RunRef:
 
 
 @dataclass(frozen=True)
-class Job:
+class MergeJob:
     """One merge, ready for any process of this machine."""
 
     folder: str
     table_uuid: str
     bucket: int
     runs: tuple[RunRef, ...]  # newest first, neighbours
-    oldest: bool  # the bucket has no older run, so nothing is hidden by what is dropped
-    live: NDArray[np.uint32]
-    horizon: int  # tombstones from before this second may go
+    includes_oldest: bool  # the bucket has no older run, so nothing is hidden by what is dropped
+    live_files: NDArray[np.uint32]
+    drop_before: int  # tombstones from before this second may go
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedRun:
     """What became of a job."""
 
-    job: Job
+    job: MergeJob
     run: RunRef
     rows: int  # entries that are rows, not tombstones
 
 
-def due(sizes: Sequence[int]) -> int:
+def merge_count(sizes: Sequence[int]) -> int:
     """Say how many of the newest runs should become one; 0: none. Sizes are newest first.
 
     Four runs of a tier are merged together with all that is newer. A run counts for no smaller
@@ -74,7 +80,7 @@ def _tier(entries: int) -> int:
     return max(0, fourth_power - _SMALL_TIERS + 1)
 
 
-def merge(job: Job) -> Merged:
+def merge(job: MergeJob) -> MergedRun:
     """Write the newest entry of each key into one run; in bounded memory."""
     folder = Path(job.folder)
     runs = [open_run(folder / ref.name, ref.numbers) for ref in job.runs]
@@ -83,18 +89,18 @@ def merge(job: Job) -> Merged:
             raise damaged("a run of another bucket", run.path)
         run.verify()
     name = f"{run_folder(job.bucket)}/merged-{uuid.uuid4().hex}.run"
-    origin = Origin(job.table_uuid, job.bucket, "")
+    origin = RunIdentity(job.table_uuid, job.bucket, "")
     rows = 0
     most = sum(len(run) for run in runs)
-    with RunWriter(folder / name, origin, most, _agreed(runs)) as writer:
-        for parts in pieces(runs, _AT_ONCE):
-            kept = concat(parts).newest()
-            if job.oldest:
+    with SortedRunWriter(folder / name, origin, most, _shared_constants(runs)) as writer:
+        for parts in cut_by_hash(runs, _AT_ONCE):
+            kept = concat_entries(parts).newest()
+            if job.includes_oldest:
                 kept = kept.take(_worth_keeping(kept, job))
             rows += int((~kept.tombstone).sum())
             writer.add(kept)
         count = writer.finish()
-    return Merged(job, RunRef(name, count), rows)
+    return MergedRun(job, RunRef(name, count), rows)
 
 
 def run_folder(bucket: int) -> str:
@@ -102,15 +108,15 @@ def run_folder(bucket: int) -> str:
     return f"runs/{bucket:04d}"
 
 
-def _worth_keeping(entries: Entries, job: Job) -> NDArray[np.bool_]:
+def _worth_keeping(entries: IndexEntries, job: MergeJob) -> NDArray[np.bool_]:
     """Rows in live files and young tombstones; there is nothing below that the others hide."""
-    young = entries.position >= job.horizon
-    return np.where(entries.tombstone, young, is_live(job.live, entries.file))
+    young = entries.position >= job.drop_before
+    return np.where(entries.tombstone, young, is_live(job.live_files, entries.file))
 
 
-def _agreed(runs: Sequence[Run]) -> dict[str, int]:
+def _shared_constants(runs: Sequence[SortedRun]) -> dict[str, int]:
     """Columns that have the same one value in all runs; files are numbered anew."""
-    first, *others = [run.same for run in runs if len(run)] or [runs[0].same]
+    first, *others = [run.constants for run in runs if len(run)] or [runs[0].constants]
     return {
         name: value
         for name, value in first.items()

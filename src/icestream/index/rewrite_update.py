@@ -1,6 +1,6 @@
-"""Moving: rows that a rewrite of data files has put elsewhere, as runs that wait for its commit.
+"""Rows that a rewrite of data files has put elsewhere, as runs that wait for its commit.
 
-    stage (in a task) ▸ without (rows that died meanwhile) ▸ the table's commit ▸ Store.move
+    stage_runs (in a task) ▸ drop_rows (deleted meanwhile) ▸ the commit ▸ KeyIndex.apply_rewrite
 
 Runs are searched newest first. These come in front of all others, so they may name only rows that
 are live in the rewrite's snapshot: a row that was replaced meanwhile has a newer entry below.
@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from icestream.index.entries import Entries
+from icestream.index.entries import IndexEntries
 from icestream.index.keys import bucket_of
 from icestream.index.merge import run_folder
-from icestream.index.sorted_run import Origin, open_run, read_origin, write_run
+from icestream.index.sorted_run import RunIdentity, open_run, read_origin, write_run
 
 
 @dataclass(frozen=True)
-class Shelf:
+class IndexStaging:
     """Where entries of a table's index are staged: what a task must know of it."""
 
     folder: str
@@ -31,7 +31,7 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Move:
+class RewriteIndexUpdate:
     """What a rewrite changes in the index, once its snapshot is the table's."""
 
     rewrite_id: str  # in the snapshot's summary
@@ -42,7 +42,9 @@ class Move:
     contents: tuple[str, ...] = ()  # of the added ones, as Iceberg's JSON
 
 
-def stage(shelf: Shelf, origin: str, entries: Entries, paths: Sequence[str]) -> list[str]:
+def stage_runs(
+    shelf: IndexStaging, origin: str, entries: IndexEntries, paths: Sequence[str]
+) -> list[str]:
     """Write the entries of new rows, given in the order of writing; `file` counts `paths`."""
     ready = entries.take(slice(None, None, -1)).newest()
     places = bucket_of(ready.hash_hi.reshape(-1, 1), shelf.buckets)
@@ -51,13 +53,13 @@ def stage(shelf: Shelf, origin: str, entries: Entries, paths: Sequence[str]) -> 
     for bucket in range(shelf.buckets):
         part = ready.take(slice(bounds[bucket], bounds[bucket + 1]))
         if len(part):
-            told = Origin(shelf.table_uuid, bucket, origin, tuple(paths))
-            found.append(_written(Path(shelf.folder), told, part))
+            told = RunIdentity(shelf.table_uuid, bucket, origin, tuple(paths))
+            found.append(_write_run(Path(shelf.folder), told, part))
     return found
 
 
-def without(
-    shelf: Shelf,
+def drop_rows(
+    shelf: IndexStaging,
     runs: Sequence[str],
     sizes: Mapping[str, int],
     dead: Mapping[str, NDArray[np.int64]],
@@ -76,17 +78,17 @@ def without(
         if left.all():
             found.append(name)
         elif left.any():
-            found.append(_written(folder, origin, entries.take(left)))
+            found.append(_write_run(folder, origin, entries.take(left)))
     return found
 
 
-def unstage(shelf: Shelf, runs: Sequence[str]) -> None:
+def remove_runs(shelf: IndexStaging, runs: Sequence[str]) -> None:
     """Forget runs that no commit will name."""
     for name in runs:
         Path(shelf.folder, name).unlink(missing_ok=True)
 
 
-def _written(folder: Path, origin: Origin, entries: Entries) -> str:
+def _write_run(folder: Path, origin: RunIdentity, entries: IndexEntries) -> str:
     name = f"{run_folder(origin.bucket)}/{origin.commit_id}-{uuid.uuid4().hex}.run"
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     write_run(folder / name, origin, entries)

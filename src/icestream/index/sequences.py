@@ -20,7 +20,7 @@ Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Sequences:
+class SourceSequences:
     """The first 16 bytes as two numbers, and the size of each sequence."""
 
     hi: Words
@@ -28,11 +28,11 @@ class Sequences:
     size: NDArray[np.uint8]
 
     @staticmethod
-    def of(column: pa.Array | None, count: int) -> "Sequences":
+    def of(column: pa.Array | None, count: int) -> "SourceSequences":
         """Take a binary column apart; None is a column of nulls."""
         if column is None or count == 0 or column.null_count == count:
             zeros = np.zeros(count, dtype=np.uint64)
-            return Sequences(zeros, zeros, np.full(count, NONE, dtype=np.uint8))
+            return SourceSequences(zeros, zeros, np.full(count, NONE, dtype=np.uint8))
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
         null = column.is_null().to_numpy(zero_copy_only=False)
@@ -44,9 +44,9 @@ class Sequences:
         lengths = np.diff(bounds)
         words = _first_words(np.frombuffer(data or b"", dtype=np.uint8), bounds, lengths)
         size = np.where(null, NONE, np.minimum(lengths, LONGER)).astype(np.uint8)
-        return Sequences(words[:, 0], words[:, 1], size)
+        return SourceSequences(words[:, 0], words[:, 1], size)
 
-    def compare(self, other: "Sequences") -> NDArray[np.int8]:
+    def compare(self, other: "SourceSequences") -> NDArray[np.int8]:
         """Tell row by row: -1 earlier, 0 equal, 1 later than `other`, or UNDECIDED.
 
         A row without a sequence is equal to any other: then the offset alone decides.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from icestream.index.damage import damaged
 from icestream.index.disk import writing
-from icestream.index.entries import COLUMNS, Entries
+from icestream.index.entries import COLUMNS, IndexEntries
 
 _MAGIC = b"ICEIDX01"
 _TAIL = struct.Struct("<II8s")  # size and CRC of the footer, magic
@@ -30,7 +30,7 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunIdentity:
     """Which run this is; a file that says otherwise is not ours."""
 
     table_uuid: str
@@ -39,11 +39,11 @@ class Origin:
     paths: tuple[str, ...] = ()  # data files that `file` counts; none: it holds their numbers
 
 
-class RunWriter:
+class SortedRunWriter:
     """Writes a run piece by piece; nobody sees it under its name before it is whole and on disk."""
 
     def __init__(
-        self, path: Path, origin: Origin, most: int, same: Mapping[str, int] | None = None
+        self, path: Path, origin: RunIdentity, most: int, same: Mapping[str, int] | None = None
     ) -> None:
         """Make room for `most` entries; columns in `same` have this value in all of them."""
         self._path, self._origin = path, origin
@@ -62,7 +62,7 @@ class RunWriter:
             self._fd = os.open(self._draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         self._write(_MAGIC, 0)
 
-    def add(self, entries: Entries) -> None:
+    def add(self, entries: IndexEntries) -> None:
         """Take the next entries, which all sort after those before."""
         for name, column in entries.columns():
             if name in self._same:
@@ -106,7 +106,7 @@ class RunWriter:
                 written = os.pwrite(self._fd, left, at)
                 left, at = left[written:], at + written
 
-    def __enter__(self) -> "RunWriter":
+    def __enter__(self) -> "SortedRunWriter":
         return self
 
     def __exit__(
@@ -120,15 +120,17 @@ class RunWriter:
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """A run that is open: its columns are arrays over the file, read as they are touched."""
 
     path: Path
-    origin: Origin
-    entries: Entries
-    sums: Mapping[str, tuple[int, int]] = field(repr=False)  # where each column is, and its CRC
-    same: Mapping[str, int] = field(repr=False)
-    numbers: NDArray[np.uint32] | None = None  # of the files that `file` counts
+    origin: RunIdentity
+    entries: IndexEntries
+    checksums: Mapping[str, tuple[int, int]] = field(
+        repr=False
+    )  # where each column is, and its CRC
+    constants: Mapping[str, int] = field(repr=False)
+    file_numbers: NDArray[np.uint32] | None = None  # of the files that `file` counts
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -148,18 +150,18 @@ class Run:
             left = left[at[left] < len(there)]
         return found
 
-    def at(self, places: "NDArray[Any] | slice") -> Entries:
+    def at(self, places: "NDArray[Any] | slice") -> IndexEntries:
         """The entries at some places, with the numbers that files have in the whole index."""
         some = self.entries.take(places)
-        if self.numbers is None:
+        if self.file_numbers is None:
             return some
         values = {name: column for name, column in some.columns() if name != "file"}
-        return Entries(file=self.numbers[some.file], **values)
+        return IndexEntries(file=self.file_numbers[some.file], **values)
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums; beside the mapping, which stays small."""
         with self.path.open("rb") as file:
-            for name, (start, expected) in self.sums.items():
+            for name, (start, expected) in self.checksums.items():
                 file.seek(start)
                 left, seen = len(self) * COLUMNS[name].itemsize, 0
                 while left:
@@ -171,14 +173,14 @@ class Run:
                     raise damaged(f"`{name}` has another checksum", self.path)
 
 
-def write_run(path: Path, origin: Origin, entries: Entries) -> int:
+def write_run(path: Path, origin: RunIdentity, entries: IndexEntries) -> int:
     """Write sorted entries as one run."""
-    with RunWriter(path, origin, len(entries), _constant(entries)) as writer:
+    with SortedRunWriter(path, origin, len(entries), _constant_columns(entries)) as writer:
         writer.add(entries)
         return writer.finish()
 
 
-def open_run(path: Path, numbers: Sequence[int] | None = None) -> Run:
+def open_run(path: Path, numbers: Sequence[int] | None = None) -> SortedRun:
     """Map a run; the footer is checked here, the columns by `Run.verify`."""
     mapped = _map(path)
     footer = _footer(path, mapped)
@@ -202,10 +204,10 @@ def open_run(path: Path, numbers: Sequence[int] | None = None) -> Run:
     if origin.paths and len(numbers or ()) != len(origin.paths):
         raise damaged("its data files have no numbers", path)
     known = np.array(numbers, dtype=np.uint32) if origin.paths else None
-    return Run(path, origin, Entries(**columns), sums, same, known)
+    return SortedRun(path, origin, IndexEntries(**columns), sums, same, known)
 
 
-def read_origin(path: Path) -> tuple[Origin, int]:
+def read_origin(path: Path) -> tuple[RunIdentity, int]:
     """Which run a file is, and how many entries it has."""
     with _map(path) as mapped:
         footer = _footer(path, mapped)
@@ -220,8 +222,8 @@ def _map(path: Path) -> mmap.mmap:
         raise damaged(str(failure), path) from None
 
 
-def _origin(footer: Mapping[str, Any]) -> Origin:
-    return Origin(
+def _origin(footer: Mapping[str, Any]) -> RunIdentity:
+    return RunIdentity(
         footer["table_uuid"], footer["bucket"], footer["commit_id"], tuple(footer["paths"])
     )
 
@@ -241,7 +243,7 @@ def _footer(path: Path, mapped: mmap.mmap) -> dict[str, Any]:
     return footer
 
 
-def _constant(entries: Entries) -> dict[str, int]:
+def _constant_columns(entries: IndexEntries) -> dict[str, int]:
     """Columns with one value, which need no place on disk."""
     return {
         name: int(column[0]) if len(column) else 0
@@ -250,7 +252,7 @@ def _constant(entries: Entries) -> dict[str, int]:
     }
 
 
-def pieces(runs: Sequence[Run], most: int) -> Iterator[list[Entries]]:
+def cut_by_hash(runs: Sequence[SortedRun], most: int) -> Iterator[list[IndexEntries]]:
     """Cut runs at the same hashes, so that about `most` entries of all of them come at a time."""
     longest = max(runs, key=len).entries.hash_hi
     share = most * len(longest) // max(1, sum(len(run) for run in runs))

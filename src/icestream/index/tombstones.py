@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from icestream.index.entries import Entries, tombstones
+from icestream.index.entries import IndexEntries, tombstone_entries
 from icestream.index.keys import Hashes
 from icestream.index.merge import KEEP_SECONDS
 from icestream.tables.marker import Positions
@@ -41,7 +41,7 @@ _MICROS = 1_000_000
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _TombstoneFile:
     """A file, as its name tells."""
 
     path: str
@@ -81,7 +81,7 @@ def read_tombstones(
     now: int,
     commits: Collection[str] | None = None,
     reached: Positions | None = None,
-) -> Iterator[Entries]:
+) -> Iterator[IndexEntries]:
     """Give all that are young enough, oldest file first; `commits`: only those of these.
 
     Where these are not known, `reached` tells what the table has: no commit that goes beyond it.
@@ -126,10 +126,10 @@ def tidy_tombstones(location: str, now: int) -> int:
     return len(old)
 
 
-def _entries(rows: pa.Table) -> Entries:
+def _entries(rows: pa.Table) -> IndexEntries:
     hashes = np.column_stack([rows.column("hash_hi").to_numpy(), rows.column("hash_lo").to_numpy()])
     seconds = rows.column("time").to_numpy() // _MICROS
-    return tombstones(hashes, rows.column("sequence").combine_chunks(), seconds)
+    return tombstone_entries(hashes, rows.column("sequence").combine_chunks(), seconds)
 
 
 def _goes_beyond(stop: Mapping[str, Mapping[str, int]], reached: Positions) -> bool:
@@ -165,7 +165,7 @@ def _write(
     return name
 
 
-def _files(location: str) -> list[_Kept]:
+def _files(location: str) -> list[_TombstoneFile]:
     """All files, oldest first; whatever has another kind of name is not ours."""
     system, path = _at(location)
     found = []
@@ -173,7 +173,7 @@ def _files(location: str) -> list[_Kept]:
         time, _, rest = info.base_name.removesuffix(".parquet").partition("-")
         commit_id, _, attempt = rest.rpartition("-")
         if info.is_file and time.isdigit() and commit_id and attempt:
-            found.append(_Kept(info.path, int(time), commit_id))
+            found.append(_TombstoneFile(info.path, int(time), commit_id))
     return sorted(found, key=lambda each: (each.time, each.path))
 
 

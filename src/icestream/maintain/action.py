@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """The actions, by the names that they have in `maintenance:`."""
 
     REWRITE_DATA_FILES = "rewrite_data_files"
@@ -25,7 +25,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True)
-class Group:
+class FileGroup:
     """Data files of one partition, to be written anew together."""
 
     partition: str  # for people: `day=2026-11-14`, or empty
@@ -42,13 +42,13 @@ class Action:
     """One thing to do to one table, and why."""
 
     table: str
-    kind: Kind
+    kind: ActionKind
     reason: str  # for people: `128 small files in day=2026-11-14, oldest 9 min`
-    groups: tuple[Group, ...] = ()  # of a rewrite of data files, the first one first
+    groups: tuple[FileGroup, ...] = ()  # of a rewrite of data files, the first one first
 
 
 @dataclass(frozen=True)
-class Result:
+class ActionResult:
     """What an action did."""
 
     action: Action

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from icestream.commit.java_catalog import IcebergTables
-from icestream.config.options.maintenance import Maintenance
-from icestream.maintain.action import Action, Ending, Kind, Result
+from icestream.config.options.maintenance import MaintenanceOptions
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending
 from icestream.maintain.expire import expire
-from icestream.maintain.gate import NoTurn, Turns
-from icestream.maintain.iceberg_actions import TARGET, Gave, Procedures, Progress, Stopped
+from icestream.maintain.gate import GateClosed, MaintenanceGate
+from icestream.maintain.iceberg_actions import TARGET, GaveWay, IcebergActions, Progress, Stopped
 from icestream.maintain.orphans import remove_orphans
 from icestream.tables.design import KEYS_PROPERTY
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from icestream.batch.mirrors import Mirrors
     from icestream.maintain.rewrite import Rewriter
 
-_REWRITES = (Kind.REWRITE_DATA_FILES, Kind.REWRITE_POSITION_DELETE_FILES)
+_REWRITES = (ActionKind.REWRITE_DATA_FILES, ActionKind.REWRITE_POSITION_DELETE_FILES)
 # Options that the policy and our own rewrite understand; any other one is Iceberg's business.
 _OWN_OPTIONS = {
     TARGET,
@@ -35,16 +35,16 @@ _OWN_OPTIONS = {
 }
 
 
-class Actions:
+class ActionRunner:
     """What maintenance can do to the tables of one pipeline; used by one thread."""
 
     def __init__(
         self,
-        config: Maintenance,
+        config: MaintenanceOptions,
         spark: "SparkSession",
         tables: IcebergTables,
         open_catalog: "Callable[[], Catalog]",
-        turns: Turns,
+        turns: MaintenanceGate,
         mirrors: "Mirrors | None" = None,
     ) -> None:
         self._config = config
@@ -54,53 +54,53 @@ class Actions:
         self._turns = turns
         self._mirrors = mirrors
         self._jvm: Any = spark.sparkContext._jvm
-        self._procedures = Procedures(spark, tables, turns.turn)
+        self._procedures = IcebergActions(spark, tables, turns.commit_window)
         self._rewriter: Rewriter | None = None
 
-    def run(self, action: Action, stopped: Stopped, progress: Progress) -> Result:
+    def run(self, action: Action, stopped: Stopped, progress: Progress) -> ActionResult:
         """Do it; a failure is a result, too."""
         began = time.monotonic()
         try:
             result = self._run(action, stopped, progress)
-        except (Gave, NoTurn) as reason:
-            result = Result(action, Ending.GAVE_WAY, detail=str(reason))
+        except (GaveWay, GateClosed) as reason:
+            result = ActionResult(action, Ending.GAVE_WAY, detail=str(reason))
         except Exception as failure:
-            result = Result(action, Ending.FAILED, detail=_first_line(failure))
+            result = ActionResult(action, Ending.FAILED, detail=_first_line(failure))
         if stopped() and result.ending in (Ending.FAILED, Ending.GAVE_WAY):
             result = replace(result, ending=Ending.CANCELLED)
         return replace(result, seconds=round(time.monotonic() - began, 3))
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """There is nothing to do for a while."""
         if self._rewriter is not None:
-            self._rewriter.rest()
+            self._rewriter.release_idle()
 
     def close(self) -> None:
         """Let go of what a rewrite holds."""
         if self._rewriter is not None:
             self._rewriter.close()
 
-    def _run(self, action: Action, stopped: Stopped, progress: Progress) -> Result:
+    def _run(self, action: Action, stopped: Stopped, progress: Progress) -> ActionResult:
         config = self._config
-        if action.kind in _REWRITES and self._is_ours(action.table):
-            return self._rewrite_ourselves(action, stopped, progress)
+        if action.kind in _REWRITES and self._rewritten_here(action.table):
+            return self._run_own_rewrite(action, stopped, progress)
         match action.kind:
-            case Kind.REWRITE_DATA_FILES:
+            case ActionKind.REWRITE_DATA_FILES:
                 options = config.rewrite_data_files or {}
                 return self._procedures.rewrite(action, options, stopped, progress)
-            case Kind.REWRITE_MANIFESTS:
+            case ActionKind.REWRITE_MANIFESTS:
                 options = config.rewrite_manifests or {}
                 return self._procedures.rewrite_manifests(action, options)
-            case Kind.EXPIRE_SNAPSHOTS if config.expire_snapshots:
+            case ActionKind.EXPIRE_SNAPSHOTS if config.expire_snapshots:
                 rules = config.expire_snapshots
-                return expire(self._jvm, self._tables, action, rules, self._turns.turn)
-            case Kind.REMOVE_ORPHAN_FILES if config.remove_orphan_files:
+                return expire(self._jvm, self._tables, action, rules, self._turns.commit_window)
+            case ActionKind.REMOVE_ORPHAN_FILES if config.remove_orphan_files:
                 age = config.remove_orphan_files.older_than
                 actions = self._procedures.actions()
                 return remove_orphans(self._jvm, actions, self._tables, action, age)
-        return Result(action, Ending.NOTHING, detail="not for this table")
+        return ActionResult(action, Ending.NOTHING, detail="not for this table")
 
-    def _is_ours(self, table: str) -> bool:
+    def _rewritten_here(self, table: str) -> bool:
         """A mirror, or a table without an order of rows: far cheaper than Java's."""
         base = self._tables.load(table).base
         if KEYS_PROPERTY in base.document.get("properties", {}):
@@ -108,7 +108,9 @@ class Actions:
         told = set(self._config.rewrite_data_files or {})
         return told <= _OWN_OPTIONS and not base.document["default-sort-order-id"]
 
-    def _rewrite_ourselves(self, action: Action, stopped: Stopped, progress: Progress) -> Result:
+    def _run_own_rewrite(
+        self, action: Action, stopped: Stopped, progress: Progress
+    ) -> ActionResult:
         if self._rewriter is None:
             from icestream.maintain.rewrite import Rewriter
 

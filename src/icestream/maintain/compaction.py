@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from icestream.errors import ConfigError
-from icestream.maintain.action import Group
-from icestream.maintain.contents import Contents, DataFiles
+from icestream.maintain.action import FileGroup
+from icestream.maintain.contents import DataFileColumns, SnapshotContents
 from icestream.tables.manifests import Numbers
 
 TARGET_BYTES = 256 << 20
@@ -22,7 +22,7 @@ _ALWAYS = 64  # files below target / 64 are worth joining whatever is beside the
 
 
 @dataclass(frozen=True)
-class Compaction:
+class CompactionRules:
     """When files are due, by the options of `rewrite_data_files`."""
 
     target_bytes: int = TARGET_BYTES
@@ -34,12 +34,14 @@ class Compaction:
     group_records: int | None = None
 
     @staticmethod
-    def of(options: Mapping[str, str], properties: Mapping[str, str], mirror: bool) -> "Compaction":
+    def of(
+        options: Mapping[str, str], properties: Mapping[str, str], mirror: bool
+    ) -> "CompactionRules":
         """From the options, and the table's own properties where they say nothing."""
         own = whole_number(properties, "write.target-file-size-bytes", TARGET_BYTES)
         target = whole_number(options, "target-file-size-bytes", own)
         most = whole_number(options, "max-file-group-size-bytes", target * GROUP_TARGETS)
-        return Compaction(
+        return CompactionRules(
             target_bytes=target,
             small_bytes=whole_number(options, "min-file-size-bytes", target * 3 // 4),
             min_input_files=max(2, whole_number(options, "min-input-files", MIN_INPUT_FILES)),
@@ -51,18 +53,20 @@ class Compaction:
 
 
 @dataclass(frozen=True)
-class Due:
+class DueGroup:
     """A group that is due, and what is wrong with it."""
 
-    group: Group
+    group: FileGroup
     small: int  # files that are below the size
-    dirty: int  # files of which too many rows are deleted
-    worst: float  # share of deleted rows in the worst of them
+    with_deletes: int  # files of which too many rows are deleted
+    most_deleted: float  # share of deleted rows in the worst of them
     oldest: float  # when the oldest one came
-    hot: bool  # its partition is being written
+    being_written: bool  # its partition is being written
 
 
-def due(contents: Contents, rules: Compaction, hot_since: float) -> list[Due]:
+def due_groups(
+    contents: SnapshotContents, rules: CompactionRules, hot_since: float
+) -> list[DueGroup]:
     """All groups that are due, the most urgent first; `hot_since`: written later is being written.
 
     Partitions at rest come first, the ones being written last; within these, files with deleted
@@ -72,34 +76,38 @@ def due(contents: Contents, rules: Compaction, hot_since: float) -> list[Due]:
     sizes, ratios, dirty = live_bytes(data), deleted_shares(data), too_deleted(data, rules)
     small = (sizes < rules.small_bytes) & ~dirty
     written = last_writes(contents)
-    order = np.argsort(data.places, kind="stable")
-    bounds = np.searchsorted(data.places[order], np.arange(len(contents.partitions) + 1))
-    smalls = np.bincount(data.places[small], minlength=len(contents.partitions))
-    dirties = np.bincount(data.places[dirty], minlength=len(contents.partitions))
-    found: list[Due] = []
+    order = np.argsort(data.partition_numbers, kind="stable")
+    bounds = np.searchsorted(data.partition_numbers[order], np.arange(len(contents.partitions) + 1))
+    smalls = np.bincount(data.partition_numbers[small], minlength=len(contents.partitions))
+    dirties = np.bincount(data.partition_numbers[dirty], minlength=len(contents.partitions))
+    found: list[DueGroup] = []
     for place in np.flatnonzero((smalls > 1) | (dirties > 0)).tolist():
         some = order[bounds[place] : bounds[place + 1]]
         hot = bool(written[place] >= hot_since)
         joined = some[small[some]]
-        joined = joined[_joined(sizes[joined], rules, hot)]
-        joined = joined[np.argsort(data.added[joined], kind="stable")]
+        joined = joined[_worth_joining(sizes[joined], rules, hot)]
+        joined = joined[np.argsort(data.added_at[joined], kind="stable")]
         # What is left of files with deletes is joined with the small ones.
         worst = some[dirty[some]]
         worst = worst[np.argsort(-ratios[worst], kind="stable")]
         files = np.concatenate([worst, joined])
-        for part in _cut(files, sizes[files], (data.records - data.deleted)[files], rules):
+        for part in _split_into_groups(
+            files, sizes[files], (data.records - data.deleted)[files], rules
+        ):
             if dirty[part].any() or len(part) > 1:  # one file alone would only be copied
-                found.append(_due(contents, part, dirty[part], ratios, hot))
-    return sorted(found, key=lambda each: (each.hot, not each.dirty, -len(each.group.files)))
+                found.append(_due_group(contents, part, dirty[part], ratios, hot))
+    return sorted(
+        found, key=lambda each: (each.being_written, not each.with_deletes, -len(each.group.files))
+    )
 
 
-def live_bytes(data: DataFiles) -> Numbers:
+def live_bytes(data: DataFileColumns) -> Numbers:
     """What the rows of each file that are left would take."""
     left: Numbers = (data.bytes * (1 - deleted_shares(data))).astype(np.int64)
     return left
 
 
-def too_deleted(data: DataFiles, rules: Compaction) -> Any:
+def too_deleted(data: DataFileColumns, rules: CompactionRules) -> Any:
     """Whether so many rows of each file are deleted that it is written anew, whatever its size."""
     dirty = (data.deleted > 0) & (deleted_shares(data) >= rules.delete_ratio)
     if rules.delete_files is not None:
@@ -107,20 +115,22 @@ def too_deleted(data: DataFiles, rules: Compaction) -> Any:
     return dirty
 
 
-def last_writes(contents: Contents) -> Any:
+def last_writes(contents: SnapshotContents) -> Any:
     """When rows last came to each partition, as far as is known; compactions bring none."""
     data = contents.data
     found = np.full(len(contents.partitions), -np.inf)
-    np.maximum.at(found, data.places[~data.moved], data.added[~data.moved])
+    np.maximum.at(
+        found, data.partition_numbers[~data.only_rewritten], data.added_at[~data.only_rewritten]
+    )
     return found
 
 
-def deleted_shares(data: DataFiles) -> Any:
+def deleted_shares(data: DataFileColumns) -> Any:
     """Deleted rows of each file, as a share of its rows."""
     return data.deleted / np.maximum(1, data.records)
 
 
-def _joined(sizes: Numbers, rules: Compaction, hot: bool) -> Numbers:
+def _worth_joining(sizes: Numbers, rules: CompactionRules, hot: bool) -> Numbers:
     """The small files that are worth joining: enough of them, or enough for a whole file.
 
     A file is taken only if the smaller ones add up to its own size. So each rewrite at least
@@ -136,7 +146,9 @@ def _joined(sizes: Numbers, rules: Compaction, hot: bool) -> Numbers:
     return order[:count] if count >= enough or whole else order[:0]
 
 
-def _cut(files: Numbers, sizes: Numbers, records: Numbers, rules: Compaction) -> list[Numbers]:
+def _split_into_groups(
+    files: Numbers, sizes: Numbers, records: Numbers, rules: CompactionRules
+) -> list[Numbers]:
     """Cut into groups that are not too large."""
     found: list[Numbers] = []
     most_rows = rules.group_records or np.inf
@@ -149,9 +161,14 @@ def _cut(files: Numbers, sizes: Numbers, records: Numbers, rules: Compaction) ->
     return [*found, files[first:]] if len(files) else found
 
 
-def _due(contents: Contents, files: Numbers, dirty: Any, ratios: Any, hot: bool) -> Due:
-    data, partition = contents.data, contents.partitions[int(contents.data.places[files[0]])]
-    group = Group(
+def _due_group(
+    contents: SnapshotContents, files: Numbers, dirty: Any, ratios: Any, hot: bool
+) -> DueGroup:
+    data, partition = (
+        contents.data,
+        contents.partitions[int(contents.data.partition_numbers[files[0]])],
+    )
+    group = FileGroup(
         partition=partition.name,
         spec_id=partition.spec_id,
         files=tuple(data.paths.take(pa.array(files)).to_pylist()),
@@ -160,13 +177,13 @@ def _due(contents: Contents, files: Numbers, dirty: Any, ratios: Any, hot: bool)
         values=partition.values,
         largest=int(data.bytes[files[~dirty]].max(initial=0)),
     )
-    return Due(
+    return DueGroup(
         group=group,
         small=int((~dirty).sum()),
-        dirty=int(dirty.sum()),
-        worst=float(ratios[files].max()),
-        oldest=float(data.added[files].min()),
-        hot=hot,
+        with_deletes=int(dirty.sum()),
+        most_deleted=float(ratios[files].max()),
+        oldest=float(data.added_at[files].min()),
+        being_written=hot,
     )
 
 

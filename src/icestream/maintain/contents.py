@@ -12,7 +12,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 
-from icestream.tables.manifests import DATA, EQUALITY_DELETES, POSITION_DELETES, Entries, Numbers
+from icestream.tables.manifests import (
+    DATA,
+    EQUALITY_DELETES,
+    POSITION_DELETES,
+    ManifestColumns,
+    Numbers,
+)
 
 Values = tuple[Any, ...]  # of a partition, as Iceberg stores them
 Namer = Callable[[Values], str]
@@ -21,7 +27,7 @@ READ_AT_MOST = 256  # delete files that a look opens; what others delete is gues
 
 
 @dataclass(frozen=True)
-class Partition:
+class TablePartition:
     """A partition of a table, under one of its specs."""
 
     spec_id: int
@@ -30,7 +36,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class DataFiles:
+class DataFileColumns:
     """The data files, column by column."""
 
     paths: pa.StringArray
@@ -38,16 +44,18 @@ class DataFiles:
     records: Numbers
     deleted: Numbers  # rows of each that are deleted
     delete_files: Numbers  # how many are read with each
-    added: NDArray[np.float64]  # when each came, in seconds; if that is forgotten, at the latest
-    moved: NDArray[np.bool_]  # no sign of writing: by a compaction, or before all that is known
-    places: Numbers  # numbers in `Contents.partitions`
+    added_at: NDArray[np.float64]  # when each came, in seconds; if that is forgotten, at the latest
+    only_rewritten: NDArray[
+        np.bool_
+    ]  # no sign of writing: by a compaction, or before all that is known
+    partition_numbers: Numbers  # numbers in `Contents.partitions`
 
     def __len__(self) -> int:
         return len(self.bytes)
 
 
 @dataclass(frozen=True)
-class DeleteFiles:
+class DeleteFileColumns:
     """The position-delete files, column by column."""
 
     paths: pa.StringArray
@@ -61,24 +69,24 @@ class DeleteFiles:
 
 
 @dataclass(frozen=True)
-class Contents:
+class SnapshotContents:
     """What a snapshot holds."""
 
-    partitions: tuple[Partition, ...]
-    data: DataFiles
-    deletes: DeleteFiles
+    partitions: tuple[TablePartition, ...]
+    data: DataFileColumns
+    deletes: DeleteFileColumns
     equality_deletes: int = 0  # files; other programs write them
 
 
 @dataclass(frozen=True)
-class Moment:
+class SnapshotTime:
     """When a snapshot was made, and whether it only moved rows."""
 
     at: float
     moved: bool
 
 
-class DeletePaths:
+class DeleteFileReader:
     """What position-delete files for several data files say of each, read once."""
 
     def __init__(self) -> None:
@@ -107,13 +115,13 @@ def _read_paths(io: FileIO, path: str) -> tuple[pa.Array, Numbers]:
 
 
 def contents_of(
-    entries: Sequence[Entries],
-    moments: Mapping[int, Moment],
+    entries: Sequence[ManifestColumns],
+    moments: Mapping[int, SnapshotTime],
     forgotten: float,
     names: Mapping[int, Namer],
     io: FileIO,
-    deletes: DeletePaths,
-) -> Contents:
+    deletes: DeleteFileReader,
+) -> SnapshotContents:
     """Put the manifests' entries together.
 
     `moments` are the snapshots that are still known; files of others came `forgotten`, or before.
@@ -123,60 +131,64 @@ def contents_of(
     placed = []
     for each in entries:
         known = [seen.setdefault((each.spec_id, some), len(seen)) for some in each.partitions]
-        placed.append(np.array(known, dtype=np.int64)[each.places])
-    content = _joined(each.content for each in entries)
-    paths = _texts(each.paths for each in entries)
-    about = _texts(each.about for each in entries)
+        placed.append(np.array(known, dtype=np.int64)[each.partition_numbers])
+    content = _concat(each.content for each in entries)
+    paths = _concat_texts(each.paths for each in entries)
+    about = _concat_texts(each.referenced_data_file for each in entries)
     numbers = [
-        _joined(each.bytes for each in entries),
-        _joined(each.records for each in entries),
-        _joined(placed),
-        _joined(each.snapshots for each in entries),
+        _concat(each.bytes for each in entries),
+        _concat(each.records for each in entries),
+        _concat(placed),
+        _concat(each.snapshots for each in entries),
     ]
     is_data, is_delete = content == DATA, content == POSITION_DELETES
     size, records, places, snapshots = (column[is_data] for column in numbers)
     added, moved = _moments(snapshots, moments, forgotten)
-    data = DataFiles(
+    data = DataFileColumns(
         paths=paths.filter(pa.array(is_data)),
         bytes=size,
         records=records,
         deleted=np.zeros(len(size), dtype=np.int64),
         delete_files=np.zeros(len(size), dtype=np.int64),
-        added=added,
-        moved=moved,
-        places=places,
+        added_at=added,
+        only_rewritten=moved,
+        partition_numbers=places,
     )
     size, records, places, _ = (column[is_delete] for column in numbers)
     about = about.filter(pa.array(is_delete))
     shared = about.is_null().to_numpy(zero_copy_only=False)
-    dead = DeleteFiles(paths.filter(pa.array(is_delete)), size, records, places, shared)
+    dead = DeleteFileColumns(paths.filter(pa.array(is_delete)), size, records, places, shared)
     if len(dead):
         _count_deleted(data, dead, about, io, deletes)
-    partitions = tuple(Partition(spec, some, names[spec](some)) for spec, some in seen)
-    return Contents(partitions, data, dead, int((content == EQUALITY_DELETES).sum()))
+    partitions = tuple(TablePartition(spec, some, names[spec](some)) for spec, some in seen)
+    return SnapshotContents(partitions, data, dead, int((content == EQUALITY_DELETES).sum()))
 
 
-def _joined(parts: Any) -> Numbers:
+def _concat(parts: Any) -> Numbers:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
-def _texts(parts: Any) -> pa.StringArray:
+def _concat_texts(parts: Any) -> pa.StringArray:
     return pa.chunked_array(list(parts), pa.string()).combine_chunks()
 
 
 def _moments(
-    snapshots: Numbers, moments: Mapping[int, Moment], forgotten: float
+    snapshots: Numbers, moments: Mapping[int, SnapshotTime], forgotten: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """When the files of these snapshots came, and whether that tells nothing of writing."""
     ids, where = np.unique(snapshots, return_inverse=True)
-    told = [moments.get(int(each), Moment(forgotten, True)) for each in ids]
+    told = [moments.get(int(each), SnapshotTime(forgotten, True)) for each in ids]
     at = np.array([each.at for each in told], dtype=np.float64)
     moved = np.array([each.moved for each in told], dtype=np.bool_)
     return at[where], moved[where]
 
 
 def _count_deleted(
-    data: DataFiles, dead: DeleteFiles, about: pa.StringArray, io: FileIO, deletes: DeletePaths
+    data: DataFileColumns,
+    dead: DeleteFileColumns,
+    about: pa.StringArray,
+    io: FileIO,
+    deletes: DeleteFileReader,
 ) -> None:
     """Count the deleted rows of each data file, from metadata where that says it."""
     one = pc.index_in(about, value_set=data.paths).fill_null(-1).to_numpy()
@@ -194,19 +206,21 @@ def _count_deleted(
         there = found >= 0
         np.add.at(data.deleted, found[there], counts[there])
         np.add.at(data.delete_files, found[there], 1)
-    _spread(data, dead, [at for at, path in paths.items() if path not in known])
+    _estimate_deleted(data, dead, [at for at, path in paths.items() if path not in known])
     np.minimum(data.deleted, data.records, out=data.deleted)
 
 
-def _spread(data: DataFiles, dead: DeleteFiles, unread: Sequence[int]) -> None:
+def _estimate_deleted(
+    data: DataFileColumns, dead: DeleteFileColumns, unread: Sequence[int]
+) -> None:
     """Take it that a delete file hits the rows of its partition evenly."""
     if not unread:
         return
     some = np.array(unread, dtype=np.int64)
-    number = int(max(data.places.max(initial=0), dead.places.max(initial=0))) + 1
+    number = int(max(data.partition_numbers.max(initial=0), dead.places.max(initial=0))) + 1
     rows = np.bincount(dead.places[some], weights=dead.records[some], minlength=number)
     files = np.bincount(dead.places[some], minlength=number)
-    there = np.bincount(data.places, weights=data.records, minlength=number)
+    there = np.bincount(data.partition_numbers, weights=data.records, minlength=number)
     share = rows / np.maximum(1, there)
-    data.deleted[:] += (data.records * share[data.places]).round().astype(np.int64)
-    data.delete_files[:] += files[data.places]
+    data.deleted[:] += (data.records * share[data.partition_numbers]).round().astype(np.int64)
+    data.delete_files[:] += files[data.partition_numbers]

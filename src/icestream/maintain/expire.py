@@ -7,32 +7,32 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 
-from icestream.commit.attempt import Offer
+from icestream.commit.attempt import ActionOperations
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.protocol import Standing, TableView, standing
+from icestream.commit.protocol import MarkerStatus, TableState, marker_status
 from icestream.config.options.maintenance import ExpireSnapshots
-from icestream.maintain.action import Action, Ending, Result
+from icestream.maintain.action import Action, ActionResult, Ending
 
 _ATTEMPTS = 5
 _WAIT = 0.2
 _DELETES_AT_ONCE = 2  # the stream's files are on the same storage
 
 
-def keeps_marker(view: TableView) -> str | None:
+def why_not_yet(view: TableState) -> str | None:
     """Why expiry has to wait, if it has: the marker must say what the snapshots say.
 
     Snapshots are what tells a table that was moved back from one that was not; of a table that
     contradicts its marker none may go before somebody has looked.
     """
-    stand = standing(view)
-    if stand is Standing.OURS:
+    stand = marker_status(view)
+    if stand is MarkerStatus.OURS:
         return None
-    if stand is Standing.NEW:
+    if stand is MarkerStatus.NEW:
         return "the table has no marker of this pipeline"
     return f"the table is {stand.value}: its marker and its snapshots disagree"
 
 
-def cut(document: Mapping[str, Any], rules: ExpireSnapshots, now_ms: int) -> int | None:
+def expire_before(document: Mapping[str, Any], rules: ExpireSnapshots, now_ms: int) -> int | None:
     """Snapshots from before this moment go; None: there are none to go.
 
     `retain_last` ones always stay; more than `max_snapshots` go however young they are.
@@ -64,7 +64,7 @@ def expire(
     action: Action,
     rules: ExpireSnapshots,
     turn: Callable[[str], AbstractContextManager[None]],
-) -> Result:
+) -> ActionResult:
     """Take the snapshots that are due out of the table, then remove what only they named."""
     name, refused = action.table, ""
     pool = jvm.java.util.concurrent.Executors.newFixedThreadPool(_DELETES_AT_ONCE)
@@ -72,12 +72,12 @@ def expire(
         for attempt in range(1, _ATTEMPTS + 1):
             view = tables.load(name)
             before = len(view.base.document.get("snapshots", ()))
-            if why := keeps_marker(view):
-                return Result(action, Ending.GAVE_WAY, before, before, detail=why)
-            moment = cut(view.base.document, rules, time.time_ns() // 1_000_000)
+            if why := why_not_yet(view):
+                return ActionResult(action, Ending.GAVE_WAY, before, before, detail=why)
+            moment = expire_before(view.base.document, rules, time.time_ns() // 1_000_000)
             if moment is None:
-                return Result(action, Ending.NOTHING, before, before, attempts=attempt)
-            offer = Offer(view.base, lambda: turn(name), after="snapshots-expired")
+                return ActionResult(action, Ending.NOTHING, before, before, attempts=attempt)
+            offer = ActionOperations(view.base, lambda: turn(name), after="snapshots-expired")
             try:
                 table = jvm.org.apache.iceberg.BaseTable(offer, name)
                 expiry = table.expireSnapshots().expireOlderThan(moment)
@@ -90,12 +90,14 @@ def expire(
             else:
                 left = before if offer.offered is None else offer.offered.snapshots().size()
                 ending = Ending.DONE if left < before else Ending.NOTHING
-                return Result(action, ending, before, left, attempts=attempt)
+                return ActionResult(action, ending, before, left, attempts=attempt)
             finally:
-                offer.let_go()
+                offer.release()
             # If it is in all the same, the next look finds nothing to do; the files that it
             # left are orphans.
             time.sleep(_WAIT * attempt)
-        return Result(action, Ending.GAVE_WAY, before, before, attempts=attempt, detail=refused)
+        return ActionResult(
+            action, Ending.GAVE_WAY, before, before, attempts=attempt, detail=refused
+        )
     finally:
         pool.shutdown()

@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from icestream.maintain.action import Group
+from icestream.maintain.action import FileGroup
 
 _TRANSFORM = re.compile(r"(?P<name>\w+)(?:\[(?P<argument>\d+)\])?")
 
 
-def partition_filter(jvm: Any, document: Mapping[str, Any], group: Group) -> Any | None:
+def partition_filter(jvm: Any, document: Mapping[str, Any], group: FileGroup) -> Any | None:
     """Files of a group's partition and, where the layout has changed, perhaps a few others.
 
     None: it does not say its partition, or by a transform that is unknown here.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from icestream.maintain.compaction import Compaction
+from icestream.maintain.compaction import CompactionRules
 from icestream.maintain.rewrite_speed import BYTES_PER_S
 
 INTERVALS = (10.0, 60.0, 300.0, 900.0, 3600.0)
@@ -50,7 +50,7 @@ class Forecast:
 
 
 def forecast(
-    rate: Rate, interval: float, rules: Compaction, every: float, speed: float = BYTES_PER_S
+    rate: Rate, interval: float, rules: CompactionRules, every: float, speed: float = BYTES_PER_S
 ) -> Forecast:
     """One interval; compaction looks `every` so many seconds and rewrites `speed` bytes in one."""
     records = rate.records_per_s * interval
@@ -75,7 +75,7 @@ def forecast(
 
 
 def _rewrites(
-    each: float, commit: float, interval: float, rules: Compaction, every: float
+    each: float, commit: float, interval: float, rules: CompactionRules, every: float
 ) -> float:
     """How often a byte is written anew until its file is large enough.
 
@@ -91,7 +91,7 @@ def _rewrites(
 
 
 def whiteboard(
-    rate: Rate, own: float | None, rules: Compaction, every: float, speed: float = BYTES_PER_S
+    rate: Rate, own: float | None, rules: CompactionRules, every: float, speed: float = BYTES_PER_S
 ) -> list[Forecast]:
     """The usual intervals, and the pipeline's own."""
     intervals = sorted({*INTERVALS, *([own] if own else [])})

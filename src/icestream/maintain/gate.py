@@ -13,11 +13,11 @@ LONGEST_WAIT = 5.0  # seconds that a batch waits for a commit of maintenance
 _LOOK_EVERY = 0.2
 
 
-class NoTurn(Exception):
+class GateClosed(Exception):
     """Maintenance was asked to stop while it waited for its turn."""
 
 
-class Turns:
+class MaintenanceGate:
     """The gate. Between two batches one waiting commit may pass, however busy the stream is."""
 
     def __init__(
@@ -57,14 +57,14 @@ class Turns:
                 self._changed.notify_all()
 
     @contextmanager
-    def turn(self, table: str) -> Iterator[None]:
+    def commit_window(self, table: str) -> Iterator[None]:
         """Maintenance, for the short time of one commit; raises NoTurn when it is to stop."""
         with self._changed:
             self._waiting += 1
             try:
                 while self._batches or self._taken or self._closed:
                     if self._stopped():
-                        raise NoTurn
+                        raise GateClosed
                     self._changed.wait(_LOOK_EVERY)
                 self._taken = True
             finally:

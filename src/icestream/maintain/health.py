@@ -12,20 +12,20 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IcebergType
 
-from icestream.config.options.maintenance import Maintenance
+from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.config.route import QUARANTINE
 from icestream.maintain import compaction
-from icestream.maintain.compaction import Compaction
+from icestream.maintain.compaction import CompactionRules
 from icestream.maintain.contents import (
-    Contents,
-    DeletePaths,
-    Moment,
+    DeleteFileReader,
     Namer,
+    SnapshotContents,
+    SnapshotTime,
     Values,
     contents_of,
 )
 from icestream.tables.design import KEYS_PROPERTY
-from icestream.tables.manifests import Manifests
+from icestream.tables.manifests import ManifestReader
 
 _HOUR = 3600.0
 _SELDOM_READ = 8  # a quarantine waits for so many times the usual number of small files
@@ -64,8 +64,8 @@ class TableHealth:
     manifest_target: int
     metadata_bytes: int | None
     orphan_files: int  # an estimate from above: see `_orphans`
-    rules: Compaction = field(repr=False)
-    contents: Contents = field(repr=False)
+    rules: CompactionRules = field(repr=False)
+    contents: SnapshotContents = field(repr=False)
 
     @property
     def average_bytes(self) -> int:
@@ -88,17 +88,17 @@ class TableHealth:
         }
 
 
-class Health:
+class HealthReader:
     """Looks at tables; remembers what cannot change, so that the next look is cheaper."""
 
-    def __init__(self, maintenance: Maintenance) -> None:
+    def __init__(self, maintenance: MaintenanceOptions) -> None:
         self._maintenance = maintenance
-        self._known: dict[str, tuple[Manifests, DeletePaths]] = {}
+        self._known: dict[str, tuple[ManifestReader, DeleteFileReader]] = {}
 
-    def look(self, name: str, table: Table, now: float | None = None) -> TableHealth:
+    def read(self, name: str, table: Table, now: float | None = None) -> TableHealth:
         """How a table stands, as it was loaded."""
         now = time.time() if now is None else now
-        manifests, deletes = self._known.setdefault(name, (Manifests(), DeletePaths()))
+        manifests, deletes = self._known.setdefault(name, (ManifestReader(), DeleteFileReader()))
         current = table.current_snapshot()
         listed = current.manifests(table.io) if current else []
         contents = contents_of(
@@ -111,11 +111,11 @@ class Health:
         )
         mirror = KEYS_PROPERTY in table.properties
         options = self._maintenance.rewrite_data_files or {}
-        rules = Compaction.of(options, table.properties, mirror)
+        rules = CompactionRules.of(options, table.properties, mirror)
         if name.endswith(QUARANTINE):
             rules = replace(rules, min_input_files=_SELDOM_READ * rules.min_input_files)
         hot_since = now - self._maintenance.every.total_seconds()
-        due = compaction.due(contents, rules, hot_since)
+        due = compaction.due_groups(contents, rules, hot_since)
         return TableHealth(
             table=name,
             at=now,
@@ -133,9 +133,9 @@ class Health:
         )
 
 
-def _sizes(contents: Contents, rules: Compaction) -> dict[str, Any]:
+def _sizes(contents: SnapshotContents, rules: CompactionRules) -> dict[str, Any]:
     data = contents.data
-    files = np.bincount(data.places, minlength=1)
+    files = np.bincount(data.partition_numbers, minlength=1)
     fullest = int(files.argmax())
     return {
         "data_files": len(data),
@@ -198,9 +198,9 @@ def _began(table: Table) -> float | None:
     return (times[0] - spacing * (oldest - 1)) / 1000
 
 
-def _moments(snapshots: Sequence[Snapshot]) -> dict[int, Moment]:
+def _moments(snapshots: Sequence[Snapshot]) -> dict[int, SnapshotTime]:
     return {
-        each.snapshot_id: Moment(
+        each.snapshot_id: SnapshotTime(
             each.timestamp_ms / 1000,
             each.summary is not None and each.summary.operation == Operation.REPLACE,
         )

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
-from icestream.commit.attempt import Offer
-from icestream.commit.java_catalog import REWRITE_ID, IcebergTables, rewrite_ids
-from icestream.commit.protocol import CommitFailed, TableView
+from icestream.commit.attempt import ActionOperations
+from icestream.commit.java_catalog import REWRITE_ID, IcebergTables, rewrites_among
+from icestream.commit.protocol import CommitFailed, TableState
 from icestream.failpoints import failpoint
-from icestream.maintain.action import Action, Ending, Group, Result
+from icestream.maintain.action import Action, ActionResult, Ending, FileGroup
 from icestream.maintain.filters import partition_filter
-from icestream.maintain.gate import NoTurn
+from icestream.maintain.gate import GateClosed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,12 +46,12 @@ Stopped = Callable[[], bool]
 Progress = Callable[[int, int], None]
 
 
-class Gave(Exception):
+class GaveWay(Exception):
     """Somebody else was at the table, who comes first."""
 
 
 @dataclass(frozen=True)
-class _Done:
+class _CommittedRewrite:
     """What one commit replaced."""
 
     files_before: int = 0
@@ -61,7 +61,7 @@ class _Done:
     attempts: int = 1
 
 
-class Procedures:
+class IcebergActions:
     """Iceberg's actions on the tables of one catalog; used by one thread."""
 
     def __init__(
@@ -86,18 +86,20 @@ class Procedures:
 
     def rewrite(
         self, action: Action, options: Mapping[str, str], stopped: Stopped, progress: Progress
-    ) -> Result:
+    ) -> ActionResult:
         """Write the small files of these groups anew, a few groups a commit."""
-        result = Result(action, Ending.NOTHING, attempts=0)
+        result = ActionResult(action, Ending.NOTHING, attempts=0)
         total, done = len(action.groups), 0
         for groups in _commits(action.groups):
             progress(done, total)
             failpoint("rewrite-begun")
             try:
-                result = _added(result, self._together(action.table, groups, options, stopped))
-            except NoTurn:
+                result = _add_to_result(
+                    result, self._rewrite_groups(action.table, groups, options, stopped)
+                )
+            except GateClosed:
                 return replace(result, ending=Ending.CANCELLED)
-            except Gave as reason:
+            except GaveWay as reason:
                 if not result.files_before:
                     raise
                 return replace(result, detail=f"the rest gave way: {reason}")
@@ -105,33 +107,33 @@ class Procedures:
         progress(done, total)
         return result
 
-    def _together(
-        self, name: str, groups: Sequence[Group], options: Mapping[str, str], stopped: Stopped
-    ) -> _Done:
+    def _rewrite_groups(
+        self, name: str, groups: Sequence[FileGroup], options: Mapping[str, str], stopped: Stopped
+    ) -> _CommittedRewrite:
         """Rewrite some groups, each in a draft of its own, and commit them in one."""
         view = self._tables.load(name)
         drafts: list[Any] = []
         try:
             for group in groups:
                 if stopped():
-                    raise NoTurn
-                drafts += self._drafted(name, view, group, options)
+                    raise GateClosed
+                drafts += self._rewrite_to_draft(name, view, group, options)
         except BaseException:
             self._discard(view, drafts)
             raise
         if not drafts:
-            return _Done()
+            return _CommittedRewrite()
         failpoint("rewrite-staged")
-        return self._landed(name, view, drafts)
+        return self._commit_drafts(name, view, drafts)
 
-    def _drafted(
-        self, name: str, view: TableView, group: Group, options: Mapping[str, str]
+    def _rewrite_to_draft(
+        self, name: str, view: TableState, group: FileGroup, options: Mapping[str, str]
     ) -> list[Any]:
         """Let Iceberg rewrite a group and commit it to a draft; → its snapshot there, if any."""
         document = view.base.document
         where = partition_filter(self._jvm, document, group)
         if where is None:
-            raise Gave(f"partition `{group.partition}` cannot be put into a filter")
+            raise GaveWay(f"partition `{group.partition}` cannot be put into a filter")
         base_table = self._jvm.org.apache.iceberg.BaseTable
         draft = base_table(view.base.operations, name).newTransaction().table()
         rewrite = self.actions().rewriteDataFiles(base_table(draft.operations(), name))
@@ -144,19 +146,21 @@ class Procedures:
         try:
             rewrite.execute()
         except Py4JJavaError as failure:
-            raise _explained(failure) from None
+            raise _as_gave_way(failure) from None
         made = draft.currentSnapshot()
         same = made is None or made.snapshotId() == document.get("current-snapshot-id")
         return [] if same else [made]
 
-    def _discard(self, view: TableView, drafts: Sequence[Any]) -> None:
+    def _discard(self, view: TableState, drafts: Sequence[Any]) -> None:
         """Remove what was written for a commit that is not made: nobody was offered it."""
         io = view.base.operations.io()
         for made in drafts:
             _remove(made.addedDataFiles(io), io)
-            _forget(made, io)
+            _delete_draft_manifests(made, io)
 
-    def _landed(self, name: str, planned: TableView, drafts: Sequence[Any]) -> _Done:
+    def _commit_drafts(
+        self, name: str, planned: TableState, drafts: Sequence[Any]
+    ) -> _CommittedRewrite:
         """Commit what the drafts replace: once per base, until it is in."""
         io = planned.base.operations.io()
         gone, new = self._jvm.java.util.HashSet(), self._jvm.java.util.HashSet()
@@ -164,8 +168,8 @@ class Procedures:
             iterables = self._jvm.org.apache.iceberg.relocated.com.google.common.collect.Iterables
             iterables.addAll(gone, made.removedDataFiles(io))
             iterables.addAll(new, made.addedDataFiles(io))
-            _forget(made, io)
-        start, mark = planned.lineage[0], uuid.uuid4().hex
+            _delete_draft_manifests(made, io)
+        start, mark = planned.ancestors[0], uuid.uuid4().hex
 
         def build(transaction: Any) -> None:
             update = transaction.newRewrite().validateFromSnapshot(start.snapshot_id)
@@ -176,35 +180,35 @@ class Procedures:
 
         refused = ""
         for attempt in range(1, _ATTEMPTS + 1):
-            done = replace(_counted(drafts), attempts=attempt)
+            done = replace(_file_counts(drafts), attempts=attempt)
             try:
                 with self._turn(name):
                     view = self._tables.load(name)
-                    if _holds(view, mark):
+                    if _is_committed(view, mark):
                         return done
                     self._tables.transact(name, view.base, build)
                 failpoint("rewrite-committed")
                 return done
             except CommitFailed as failure:
                 refused = str(failure)  # or not answered: the next look tells
-            except (Py4JJavaError, NoTurn) as failure:
+            except (Py4JJavaError, GateClosed) as failure:
                 # It does not fit what is there now, unless an attempt of ours is why.
-                if _holds(self._tables.load(name), mark):
+                if _is_committed(self._tables.load(name), mark):
                     return done
                 if attempt == 1:  # nobody was offered the new files
                     _remove(new, io)
-                raise _explained(failure) from None
+                raise _as_gave_way(failure) from None
             time.sleep(_WAIT * attempt)
-        if _holds(self._tables.load(name), mark):
+        if _is_committed(self._tables.load(name), mark):
             return done
-        raise Gave(f"{_ATTEMPTS} commits were refused: {refused}")
+        raise GaveWay(f"{_ATTEMPTS} commits were refused: {refused}")
 
     # -- manifests -----------------------------------------------------------------------------
 
-    def rewrite_manifests(self, action: Action, options: Mapping[str, str]) -> Result:
+    def rewrite_manifests(self, action: Action, options: Mapping[str, str]) -> ActionResult:
         """Write manifests anew, fewer and each of few partitions."""
         name = action.table
-        offer = Offer(self._tables.load(name).base, lambda: self._turn(name))
+        offer = ActionOperations(self._tables.load(name).base, lambda: self._turn(name))
         try:
             table = self._jvm.org.apache.iceberg.BaseTable(offer, name)
             rewrite = self.actions().rewriteManifests(table)
@@ -214,13 +218,13 @@ class Procedures:
                 found = rewrite.execute()
             except Py4JJavaError as failure:
                 if offer.offered is None:
-                    raise _explained(failure) from None
+                    raise _as_gave_way(failure) from None
                 made = offer.offered.currentSnapshot().snapshotId()
-                if offer.newest().snapshot(made) is None:
-                    raise Gave(f"the commit was refused: {offer.failure}") from None
-                return Result(action, Ending.DONE)
+                if offer.reload().snapshot(made) is None:
+                    raise GaveWay(f"the commit was refused: {offer.failure}") from None
+                return ActionResult(action, Ending.DONE)
             before, after = list(found.rewrittenManifests()), list(found.addedManifests())
-            return Result(
+            return ActionResult(
                 action,
                 Ending.DONE if before else Ending.NOTHING,
                 files_before=len(before),
@@ -229,11 +233,11 @@ class Procedures:
                 bytes_after=sum(each.length() for each in after),
             )
         finally:
-            offer.let_go()
+            offer.release()
 
 
 def rewrite_options(
-    options: Mapping[str, str], properties: Mapping[str, str], group: Group
+    options: Mapping[str, str], properties: Mapping[str, str], group: FileGroup
 ) -> dict[str, str]:
     """The options of Iceberg's action: the pipeline file's, and what keeps it to its place."""
     target = int(options.get(TARGET, properties.get(_TABLE_TARGET, DEFAULT_TARGET)))
@@ -254,9 +258,9 @@ def rewrite_options(
     }
 
 
-def _commits(groups: Sequence[Group]) -> Iterator[list[Group]]:
+def _commits(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
     """Groups that are committed together; those of one partition one after the other."""
-    held: list[Group] = []
+    held: list[FileGroup] = []
     for group in groups:
         size = sum(each.bytes for each in held)
         twice = any((each.spec_id, each.values) == (group.spec_id, group.values) for each in held)
@@ -270,9 +274,9 @@ def _commits(groups: Sequence[Group]) -> Iterator[list[Group]]:
         yield held
 
 
-def _holds(view: TableView, mark: str) -> bool:
+def _is_committed(view: TableState, mark: str) -> bool:
     """Whether the rewrite is in the table."""
-    return mark in rewrite_ids(view.base.document, view.lineage).values()
+    return mark in rewrites_among(view.base.document, view.ancestors).values()
 
 
 def _remove(files: Iterable[Any], io: Any) -> None:
@@ -280,7 +284,7 @@ def _remove(files: Iterable[Any], io: Any) -> None:
         io.deleteFile(file.location())
 
 
-def _forget(draft: Any, io: Any) -> None:
+def _delete_draft_manifests(draft: Any, io: Any) -> None:
     """Remove the manifests of a snapshot that no catalog has ever heard of."""
     for manifest in draft.allManifests(io):
         if manifest.snapshotId() == draft.snapshotId():
@@ -288,7 +292,7 @@ def _forget(draft: Any, io: Any) -> None:
     io.deleteFile(draft.manifestListLocation())
 
 
-def _added(result: Result, done: _Done) -> Result:
+def _add_to_result(result: ActionResult, done: _CommittedRewrite) -> ActionResult:
     return replace(
         result,
         ending=Ending.DONE if done.files_before else result.ending,
@@ -300,13 +304,13 @@ def _added(result: Result, done: _Done) -> Result:
     )
 
 
-def _counted(drafts: Sequence[Any]) -> _Done:
+def _file_counts(drafts: Sequence[Any]) -> _CommittedRewrite:
     notes = [made.summary() for made in drafts]
 
     def number(key: str) -> int:
         return sum(int(each.get(key) or 0) for each in notes)
 
-    return _Done(
+    return _CommittedRewrite(
         number("deleted-data-files"),
         number("added-data-files"),
         number("removed-files-size"),
@@ -314,12 +318,12 @@ def _counted(drafts: Sequence[Any]) -> _Done:
     )
 
 
-def _explained(failure: Exception) -> Exception:
+def _as_gave_way(failure: Exception) -> Exception:
     """Conflicts are to be expected beside other writers; anything else is a failure."""
     cause = failure.java_exception if isinstance(failure, Py4JJavaError) else None
     while cause is not None:
         kind = cause.getClass().getSimpleName()
         if kind in ("ValidationException", "CommitFailedException"):
-            return Gave(str(cause.getMessage()).splitlines()[0])
+            return GaveWay(str(cause.getMessage()).splitlines()[0])
         cause = cause.getCause()
     return failure

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from icestream.commit.java_catalog import Base, IcebergTables, view_of
+from icestream.commit.java_catalog import CommitBase, IcebergTables, table_state
 from icestream.failpoints import failpoint
-from icestream.maintain.action import Action, Ending, Result
+from icestream.maintain.action import Action, ActionResult, Ending
 from icestream.tables.marker import Marker, property_name
 from icestream.tables.storage import filesystem
 
@@ -27,7 +27,7 @@ _MARKER = re.compile(r"icestream\.(?P<pipeline>[a-z0-9_-]+)\.marker")
 
 
 @dataclass(frozen=True)
-class Orphan:
+class OrphanFile:
     """A file that no snapshot named when the table was looked at."""
 
     path: str
@@ -36,7 +36,7 @@ class Orphan:
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _PipelineCommits:
     """What a table says of one pipeline."""
 
     marker: Marker
@@ -44,8 +44,8 @@ class _Writer:
 
 
 def removable(
-    found: Iterable[Orphan], document: Mapping[str, Any], older_than: timedelta
-) -> list[Orphan]:
+    found: Iterable[OrphanFile], document: Mapping[str, Any], older_than: timedelta
+) -> list[OrphanFile]:
     """Those that may go, by the table as it was *before* it was listed.
 
     What was committed after that look is in the list of orphans, too: only commits that were in
@@ -60,7 +60,7 @@ def removable(
     ]
 
 
-def _may_go(orphan: Orphan, writers: Mapping[str, _Writer], older_than: float) -> bool:
+def _may_go(orphan: OrphanFile, writers: Mapping[str, _PipelineCommits], older_than: float) -> bool:
     name = orphan.path.rpartition("/")[2]
     staged = _STAGED.fullmatch(name)
     if staged is None or _REWRITTEN.fullmatch(name):
@@ -80,30 +80,30 @@ def _may_go(orphan: Orphan, writers: Mapping[str, _Writer], older_than: float) -
 
 def _is_ours_by_place(path: str, location: str) -> bool:
     """Whether it is in a folder like `_icestream/`, which is not Iceberg's."""
-    inside = _plain(path).removeprefix(_plain(location)).strip("/")
+    inside = _without_scheme(path).removeprefix(_without_scheme(location)).strip("/")
     return any(part.startswith(("_", ".")) and "=" not in part for part in inside.split("/"))
 
 
-def _plain(path: str) -> str:
+def _without_scheme(path: str) -> str:
     """Without the scheme, which one side may have left out."""
     return re.sub(r"^[a-z0-9]+:/*", "/", path).rstrip("/")
 
 
-def _writers(document: Mapping[str, Any]) -> dict[str, _Writer]:
+def _writers(document: Mapping[str, Any]) -> dict[str, _PipelineCommits]:
     found = {}
     for key, value in document.get("properties", {}).items():
         if told := _MARKER.fullmatch(key):
             name = told["pipeline"]
             marker = Marker.from_json(value)
-            lineage = view_of(
+            lineage = table_state(
                 {**document, "properties": {property_name(name): value}}, name
-            ).lineage
+            ).ancestors
             commits = {each.commit_id for each in lineage if each.commit_id}
-            found[name] = _Writer(marker, frozenset({*commits, marker.commit_id}))
+            found[name] = _PipelineCommits(marker, frozenset({*commits, marker.commit_id}))
     return found
 
 
-class _Nothing:
+class _DryRunDelete:
     """Java's Consumer that does nothing with a file: a dry run."""
 
     def accept(self, path: str) -> None:
@@ -114,29 +114,29 @@ class _Nothing:
 
 
 @dataclass(frozen=True)
-class Listed:
+class OrphanScan:
     """What was found beside a table, and what of it may go."""
 
-    base: Base = field(repr=False)
-    found: list[Orphan]
-    goes: list[Orphan]
+    base: CommitBase = field(repr=False)
+    found: list[OrphanFile]
+    removable: list[OrphanFile]
 
 
-def listed(
+def scan_orphans(
     jvm: Any, actions: Any, tables: IcebergTables, name: str, older_than: timedelta
-) -> Listed:
+) -> OrphanScan:
     """Find what no snapshot names, and which of it may not be committed any more."""
     base = tables.load(name).base
-    found = find(jvm, actions, base, name, older_than)
-    return Listed(base, found, removable(found, base.document, older_than))
+    found = find_orphans(jvm, actions, base, name, older_than)
+    return OrphanScan(base, found, removable(found, base.document, older_than))
 
 
 def remove_orphans(
     jvm: Any, actions: Any, tables: IcebergTables, action: Action, older_than: timedelta
-) -> Result:
+) -> ActionResult:
     """Remove what is listed; what may still be committed stays."""
-    look = listed(jvm, actions, tables, action.table, older_than)
-    base, found, goes = look.base, look.found, look.goes
+    look = scan_orphans(jvm, actions, tables, action.table, older_than)
+    base, found, goes = look.base, look.found, look.removable
     failpoint("orphans-found")
     if goes:
         # In the driver, in bulk where the storage can: one file that resists stops no other.
@@ -144,7 +144,7 @@ def remove_orphans(
             base.operations.io(), _java_list(jvm, [each.path for each in goes]), "orphan", True
         )
     kept = len(found) - len(goes)
-    return Result(
+    return ActionResult(
         action,
         Ending.DONE if goes else Ending.NOTHING,
         files_before=len(found),
@@ -155,24 +155,26 @@ def remove_orphans(
     )
 
 
-def find(jvm: Any, actions: Any, base: Base, name: str, older_than: timedelta) -> list[Orphan]:
+def find_orphans(
+    jvm: Any, actions: Any, base: CommitBase, name: str, older_than: timedelta
+) -> list[OrphanFile]:
     """What no snapshot of this metadata names, by Iceberg's action in a dry run."""
     now = time.time()
     iceberg = jvm.org.apache.iceberg
     still = iceberg.StaticTableOperations(base.metadata, base.operations.io())
-    look = actions.deleteOrphanFiles(iceberg.BaseTable(still, name)).deleteWith(_Nothing())
+    look = actions.deleteOrphanFiles(iceberg.BaseTable(still, name)).deleteWith(_DryRunDelete())
     look = look.olderThan(int((now - older_than.total_seconds()) * 1000) + 1)
     found = list(look.execute().orphanFileLocations())
-    return [orphan for path in found if (orphan := _seen(path, now)) is not None]
+    return [orphan for path in found if (orphan := _stat(path, now)) is not None]
 
 
-def _seen(path: str, now: float) -> Orphan | None:
+def _stat(path: str, now: float) -> OrphanFile | None:
     """The file as it is now; None: it is gone already."""
     system, inside = filesystem(path)
     info = system.get_file_info(inside)
     if not info.is_file:
         return None
-    return Orphan(path, now - info.mtime.timestamp(), info.size)
+    return OrphanFile(path, now - info.mtime.timestamp(), info.size)
 
 
 def _java_list(jvm: Any, paths: Iterable[str]) -> Any:

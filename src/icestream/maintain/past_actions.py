@@ -2,21 +2,21 @@
 
 from pathlib import Path
 
-from icestream.config.model import Pipeline as Config
-from icestream.maintain.action import Ending, Kind
-from icestream.maintain.rewrite_speed import Past
+from icestream.config.model import PipelineConfig
+from icestream.maintain.action import ActionKind, Ending
+from icestream.maintain.rewrite_speed import PastAction
 from icestream.observe import history
 
 _REMEMBERED = 7 * 86400.0
 
 
-def past_of(config: Config, now: float) -> list[Past]:
+def past_actions(config: PipelineConfig, now: float) -> list[PastAction]:
     """The runs of the last days, oldest first, for the policy."""
     found = history.maintenance(Path(config.state_location), config.name, now - _REMEMBERED)
     return [
-        Past(
+        PastAction(
             table=each["table"],
-            kind=Kind(each["action"]),
+            kind=ActionKind(each["action"]),
             at=each["at"],
             seconds=each["seconds"],
             files=each["files_before"],

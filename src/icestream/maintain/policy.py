@@ -6,12 +6,16 @@ from itertools import zip_longest
 
 import numpy as np
 
-from icestream.config.options.maintenance import ExpireSnapshots, Maintenance, RemoveOrphanFiles
+from icestream.config.options.maintenance import (
+    ExpireSnapshots,
+    MaintenanceOptions,
+    RemoveOrphanFiles,
+)
 from icestream.maintain import compaction
-from icestream.maintain.action import Action, Ending, Group, Kind
-from icestream.maintain.compaction import Due, whole_number
+from icestream.maintain.action import Action, ActionKind, Ending, FileGroup
+from icestream.maintain.compaction import DueGroup, whole_number
 from icestream.maintain.health import TableHealth
-from icestream.maintain.rewrite_speed import Pace, Past, pace_of
+from icestream.maintain.rewrite_speed import PastAction, RewriteSpeed, rewrite_speed
 
 _SLACK = 0.1  # expiry waits for a tenth more than it should keep, else it would run at every look
 _MOST_SLACK = 0.5  # it rests between two runs, but for that many more it does not
@@ -32,29 +36,29 @@ class Budget:
     expiry: float = 0.02  # of one table: with a commit a second, there is something at every look
 
 
-def plan(
+def due_actions(
     tables: Sequence[TableHealth],
-    maintenance: Maintenance | bool,
-    past: Sequence[Past],
+    maintenance: MaintenanceOptions | bool,
+    past: Sequence[PastAction],
     now: float,
     budget: Budget | None = None,
 ) -> list[Action]:
     """What to do now, in this order; the budget is shared by all tables."""
-    if not isinstance(maintenance, Maintenance):
+    if not isinstance(maintenance, MaintenanceOptions):
         return []
     dues = {each.table: _rewrites(each, maintenance, now) for each in tables}
-    pace = pace_of(past)
+    pace = rewrite_speed(past)
     waiting = sum(pace.cost(due.group) for some in dues.values() for due in some)
     budget = budget or Budget()
-    left = allowance(maintenance, past, waiting, now, budget)
+    left = allowed_seconds(maintenance, past, waiting, now, budget)
     actions: list[Action] = []
     for each in tables:
         rests = _just_expired(each.table, past, now, budget)
         actions += _expiry(each, maintenance.expire_snapshots, now, rests)
-    taken = _within(dues, left, pace)
+    taken = _within_budget(dues, left, pace)
     for each in tables:
         if some := taken[each.table]:
-            actions.append(_rewriting(each.table, some, now))
+            actions.append(_rewrite_action(each.table, some, now))
         actions += _delete_files(each, maintenance, some)
     for each in tables:
         actions += _manifests(each, maintenance)
@@ -62,8 +66,12 @@ def plan(
     return actions
 
 
-def allowance(
-    maintenance: Maintenance, past: Sequence[Past], waiting: float, now: float, budget: Budget
+def allowed_seconds(
+    maintenance: MaintenanceOptions,
+    past: Sequence[PastAction],
+    waiting: float,
+    now: float,
+    budget: Budget,
 ) -> float:
     """Seconds that rewrites may take now, where all that is waiting would take `waiting`.
 
@@ -77,20 +85,22 @@ def allowance(
     return max(0.0, min(2 * share * every, share * (window + every) - spent))
 
 
-def _rewrites(health: TableHealth, maintenance: Maintenance, now: float) -> list[Due]:
+def _rewrites(health: TableHealth, maintenance: MaintenanceOptions, now: float) -> list[DueGroup]:
     if maintenance.rewrite_data_files is False:
         return []
     hot_since = now - maintenance.every.total_seconds()
-    return compaction.due(health.contents, health.rules, hot_since)
+    return compaction.due_groups(health.contents, health.rules, hot_since)
 
 
-def _within(dues: Mapping[str, Sequence[Due]], left: float, pace: Pace) -> dict[str, list[Due]]:
+def _within_budget(
+    dues: Mapping[str, Sequence[DueGroup]], left: float, pace: RewriteSpeed
+) -> dict[str, list[DueGroup]]:
     """What the budget allows, in turns, the table with the most files first.
 
     A group that is larger than any budget is taken alone: it would wait for ever.
     """
     waiting = sorted(dues, key=lambda name: -sum(len(each.group.files) for each in dues[name]))
-    taken: dict[str, list[Due]] = {name: [] for name in dues}
+    taken: dict[str, list[DueGroup]] = {name: [] for name in dues}
     whole = left
     for turn in zip_longest(*(dues[name] for name in waiting)):
         for name, due in zip(waiting, turn, strict=True):
@@ -104,23 +114,23 @@ def _within(dues: Mapping[str, Sequence[Due]], left: float, pace: Pace) -> dict[
     return taken
 
 
-def _rewriting(table: str, dues: Sequence[Due], now: float) -> Action:
+def _rewrite_action(table: str, dues: Sequence[DueGroup], now: float) -> Action:
     groups = tuple(each.group for each in dues)
-    small, dirty = (sum(getattr(each, name) for each in dues) for name in ("small", "dirty"))
+    small, dirty = (sum(getattr(each, name) for each in dues) for name in ("small", "with_deletes"))
     parts = []
     if dirty:
-        worst = max(each.worst for each in dues if each.dirty)
+        worst = max(each.most_deleted for each in dues if each.with_deletes)
         share = f"up to {worst:.0%} of their" if dirty > 1 else f"{worst:.0%} of its"
         parts.append(f"{_count(dirty, 'file')} with {share} rows deleted")
     if small:
         parts.append(f"{_count(small, 'small file')}")
     age = _age(now - min(each.oldest for each in dues))
     reason = f"{' and '.join(parts)}{_where(groups)}, oldest {age}"
-    return Action(table, Kind.REWRITE_DATA_FILES, reason, groups)
+    return Action(table, ActionKind.REWRITE_DATA_FILES, reason, groups)
 
 
 def _delete_files(
-    health: TableHealth, maintenance: Maintenance, taken: Sequence[Due]
+    health: TableHealth, maintenance: MaintenanceOptions, taken: Sequence[DueGroup]
 ) -> list[Action]:
     """Partitions whose data files are each read with many delete files; not those of `taken`."""
     deletes, data = health.contents.deletes, health.contents.data
@@ -131,8 +141,8 @@ def _delete_files(
     number = len(health.contents.partitions)
     busy = {(each.group.spec_id, each.group.values) for each in taken}
     touched = data.delete_files > 0
-    reads = np.bincount(data.places, weights=data.delete_files, minlength=number)
-    per_file = reads / np.maximum(1, np.bincount(data.places[touched], minlength=number))
+    reads = np.bincount(data.partition_numbers, weights=data.delete_files, minlength=number)
+    per_file = reads / np.maximum(1, np.bincount(data.partition_numbers[touched], minlength=number))
     per_file = np.maximum(per_file, np.bincount(deletes.places[deletes.shared], minlength=number))
     groups = []
     for place in np.flatnonzero(per_file >= many).tolist():
@@ -141,7 +151,7 @@ def _delete_files(
         if len(some) < 2 or (partition.spec_id, partition.values) in busy:
             continue
         groups.append(
-            Group(
+            FileGroup(
                 partition=partition.name,
                 spec_id=partition.spec_id,
                 files=tuple(deletes.paths.take(some).to_pylist()),
@@ -154,11 +164,11 @@ def _delete_files(
         return []
     files = sum(len(each.files) for each in groups)
     reason = f"{files:,} delete files{_where(groups)}, up to {per_file.max():.0f} read with a file"
-    return [Action(health.table, Kind.REWRITE_POSITION_DELETE_FILES, reason, tuple(groups))]
+    return [Action(health.table, ActionKind.REWRITE_POSITION_DELETE_FILES, reason, tuple(groups))]
 
 
-def _just_expired(table: str, past: Sequence[Past], now: float, budget: Budget) -> bool:
-    runs = (each for each in reversed(past) if each.kind is Kind.EXPIRE_SNAPSHOTS)
+def _just_expired(table: str, past: Sequence[PastAction], now: float, budget: Budget) -> bool:
+    runs = (each for each in reversed(past) if each.kind is ActionKind.EXPIRE_SNAPSHOTS)
     last = next((each for each in runs if each.table == table), None)
     return last is not None and 0 <= now - last.at < last.seconds / budget.expiry
 
@@ -179,10 +189,10 @@ def _expiry(
         reason = f"{_count(old, 'snapshot')} older than {_age(older_than)}, oldest {_age(oldest)}"
     else:
         return []
-    return [Action(health.table, Kind.EXPIRE_SNAPSHOTS, reason)]
+    return [Action(health.table, ActionKind.EXPIRE_SNAPSHOTS, reason)]
 
 
-def _manifests(health: TableHealth, maintenance: Maintenance) -> list[Action]:
+def _manifests(health: TableHealth, maintenance: MaintenanceOptions) -> list[Action]:
     few = max(1, round(health.manifest_bytes / health.manifest_target))
     if (
         maintenance.rewrite_manifests is False
@@ -191,11 +201,11 @@ def _manifests(health: TableHealth, maintenance: Maintenance) -> list[Action]:
     ):
         return []
     reason = f"{health.manifests:,} manifests for {health.data_files:,} data files"
-    return [Action(health.table, Kind.REWRITE_MANIFESTS, reason)]
+    return [Action(health.table, ActionKind.REWRITE_MANIFESTS, reason)]
 
 
 def _orphans(
-    health: TableHealth, rule: RemoveOrphanFiles | bool, past: Sequence[Past], now: float
+    health: TableHealth, rule: RemoveOrphanFiles | bool, past: Sequence[PastAction], now: float
 ) -> list[Action]:
     """Once a day, for a table that is old enough to have files that may go."""
     if not isinstance(rule, RemoveOrphanFiles) or health.began is None:
@@ -206,17 +216,17 @@ def _orphans(
         each.at
         for each in past
         if each.table == health.table
-        and each.kind is Kind.REMOVE_ORPHAN_FILES
+        and each.kind is ActionKind.REMOVE_ORPHAN_FILES
         and each.ending in (Ending.DONE, Ending.NOTHING)
     ]
     if runs and now - max(runs) < _ORPHANS_EVERY:
         return []
     last = f"last looked for {_age(now - max(runs))} ago" if runs else "never looked for"
     reason = f"files that no snapshot names, {last}"
-    return [Action(health.table, Kind.REMOVE_ORPHAN_FILES, reason)]
+    return [Action(health.table, ActionKind.REMOVE_ORPHAN_FILES, reason)]
 
 
-def _where(groups: Sequence[Group]) -> str:
+def _where(groups: Sequence[FileGroup]) -> str:
     names = {each.partition for each in groups}
     if len(names) > 1:
         return f" in {len(names):,} partitions"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from icestream.maintain.action import Ending, Group, Kind
+from icestream.maintain.action import ActionKind, Ending, FileGroup
 
 BYTES_PER_S = 10e6  # a guess until rewrites were measured: one core, Parquet read and written
 FILE_SECONDS = 1 / 16  # the same for what a file costs besides its bytes
@@ -14,11 +14,11 @@ _GUESSED_BYTES = 100e6  # so much must be seen until the guess weighs no more th
 
 
 @dataclass(frozen=True)
-class Past:
+class PastAction:
     """An action that was run, as the history remembers it; lists of them are oldest first."""
 
     table: str
-    kind: Kind
+    kind: ActionKind
     at: float  # when it ended, in seconds
     seconds: float
     files: int  # that it read
@@ -27,18 +27,18 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RewriteSpeed:
     """What a rewrite takes: so much for each file, and so much for what is in them."""
 
     file_seconds: float = FILE_SECONDS
     bytes_per_s: float = BYTES_PER_S
 
-    def cost(self, group: Group) -> float:
+    def cost(self, group: FileGroup) -> float:
         """Seconds that a group should take."""
         return len(group.files) * self.file_seconds + group.bytes / self.bytes_per_s
 
 
-def pace_of(past: Sequence[Past]) -> Pace:
+def rewrite_speed(past: Sequence[PastAction]) -> RewriteSpeed:
     """What rewrites took so far.
 
     One of small files mostly waits, for its process and for its turn to commit. If that were
@@ -47,14 +47,16 @@ def pace_of(past: Sequence[Past]) -> Pace:
     runs = [
         each
         for each in past
-        if each.kind is Kind.REWRITE_DATA_FILES and each.ending is Ending.DONE and each.files > 0
+        if each.kind is ActionKind.REWRITE_DATA_FILES
+        and each.ending is Ending.DONE
+        and each.files > 0
     ][-_LAST_RUNS:]
     if not runs:
-        return Pace()
+        return RewriteSpeed()
     small = sorted(runs, key=lambda each: each.bytes / each.files)[: (len(runs) + 1) // 2]
     waits = [(each.seconds - each.bytes / BYTES_PER_S) / each.files for each in small]
     file_seconds = max(FILE_SECONDS, float(np.median(waits)))
     reading = sum(max(0.0, each.seconds - each.files * file_seconds) for each in runs)
     read = sum(each.bytes for each in runs)
     speed = (_GUESSED_BYTES + read) / (_GUESSED_BYTES / BYTES_PER_S + reading)
-    return Pace(file_seconds, speed)
+    return RewriteSpeed(file_seconds, speed)

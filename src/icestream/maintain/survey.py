@@ -9,14 +9,14 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 
 from icestream.catalogs import catalog_for
-from icestream.config.model import Pipeline as Config
-from icestream.config.options.maintenance import Maintenance
+from icestream.config.model import PipelineConfig
+from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.maintain.action import Action
-from icestream.maintain.health import Health, TableHealth
-from icestream.maintain.policy import plan
-from icestream.maintain.rewrite_speed import Past
+from icestream.maintain.health import HealthReader, TableHealth
+from icestream.maintain.policy import due_actions
+from icestream.maintain.rewrite_speed import PastAction
 from icestream.tables.design import quarantine_name
-from icestream.tables.inventory import answering, routed_tables
+from icestream.tables.inventory import routed_tables, translate_catalog_errors
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Survey:
             "maintenance": not self.switched_off,
             "tables": [
                 each.facts()
-                | {"due": [_told(one) for one in self.actions if one.table == each.table]}
+                | {"due": [_action_facts(one) for one in self.actions if one.table == each.table]}
                 for each in self.tables
             ],
             "missing": list(self.missing),
@@ -45,27 +45,29 @@ class Survey:
         }
 
 
-def survey(config: Config, past: Sequence[Past] = (), now: float | None = None) -> Survey:
+def survey(
+    config: PipelineConfig, past: Sequence[PastAction] = (), now: float | None = None
+) -> Survey:
     """Look at every table of a pipeline, quarantines included."""
     now = time.time() if now is None else now
     options = config.maintenance
-    health = Health(options or Maintenance())
+    health = HealthReader(options or MaintenanceOptions())
     found, missing, broken = [], [], {}
-    with answering(config.catalog.name):
+    with translate_catalog_errors(config.catalog.name):
         catalog = catalog_for(config.catalog).open()
         for name in table_names(config, catalog):
             try:
-                found.append(health.look(name, catalog.load_table(name), now))
+                found.append(health.read(name, catalog.load_table(name), now))
             except (NoSuchTableError, NoSuchNamespaceError):
                 missing.append(name)
             except (FileNotFoundError, ValueError, ValidationError) as failure:
                 told = str(failure).strip() or type(failure).__name__
                 broken[name] = told.splitlines()[0][:200]
-    actions = tuple(plan(found, options, past, now))
+    actions = tuple(due_actions(found, options, past, now))
     return Survey(config.name, tuple(found), tuple(missing), broken, actions, options is False)
 
 
-def table_names(config: Config, catalog: Catalog) -> list[str]:
+def table_names(config: PipelineConfig, catalog: Catalog) -> list[str]:
     """The pipeline's tables, and their quarantines where there are any."""
     found = []
     for name, _ in routed_tables(config, catalog):
@@ -75,7 +77,7 @@ def table_names(config: Config, catalog: Catalog) -> list[str]:
     return found
 
 
-def _told(action: Action) -> dict[str, Any]:
+def _action_facts(action: Action) -> dict[str, Any]:
     return {
         "action": action.kind.value,
         "reason": action.reason,

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.exceptions import NoSuchTableError
 
 from icestream import events
-from icestream.catalogs import Catalog, catalog_for
+from icestream.catalogs import CatalogAdapter, catalog_for
 from icestream.commit.java_catalog import IcebergTables
-from icestream.config.model import Pipeline as Config
-from icestream.config.options.maintenance import Maintenance as Options
+from icestream.config.model import PipelineConfig
+from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.config.route import QUARANTINE
-from icestream.events import Bus
-from icestream.maintain.action import Action, Ending, Kind, Result
-from icestream.maintain.actions import Actions
-from icestream.maintain.gate import Turns
-from icestream.maintain.health import Health, TableHealth
-from icestream.maintain.past_actions import past_of
-from icestream.maintain.policy import plan
+from icestream.events import EventBus
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending
+from icestream.maintain.actions import ActionRunner
+from icestream.maintain.gate import MaintenanceGate
+from icestream.maintain.health import HealthReader, TableHealth
+from icestream.maintain.past_actions import past_actions
+from icestream.maintain.policy import due_actions
 from icestream.maintain.survey import table_names
 from icestream.tables.marker import Marker, property_name
 
@@ -46,23 +46,23 @@ _CALL_OFF_EVERY = 1.0
 _SHORT_WAIT = 30.0  # until the next look: what runs rewrites is kept for it
 
 
-class Overtaken(Exception):
+class ClaimLost(Exception):
     """Another run has taken a table: maintenance is its business now."""
 
 
 @dataclass
-class Rests:
+class FailureBackoff:
     """How long an action that failed on a table is left alone."""
 
     every: float
-    _failures: dict[tuple[str, Kind], int] = field(default_factory=dict)
-    _until: dict[tuple[str, Kind], float] = field(default_factory=dict)
+    _failures: dict[tuple[str, ActionKind], int] = field(default_factory=dict)
+    _until: dict[tuple[str, ActionKind], float] = field(default_factory=dict)
 
-    def rests(self, action: Action, now: float) -> bool:
+    def is_backing_off(self, action: Action, now: float) -> bool:
         """Whether it failed not long ago."""
         return now < self._until.get((action.table, action.kind), 0.0)
 
-    def note(self, result: Result, now: float) -> None:
+    def record(self, result: ActionResult, now: float) -> None:
         """Twice as long after each failure in a row; giving way is none."""
         key = result.action.table, result.action.kind
         if result.ending is not Ending.FAILED:
@@ -72,16 +72,16 @@ class Rests:
         self._until[key] = now + min(_LONGEST_REST, self.every * 2.0**count)
 
 
-class Crew:
+class MaintenanceWorker:
     """What looks at the tables of a pipeline and acts on them; used by one thread."""
 
     def __init__(
         self,
-        config: Config,
-        options: Options,
+        config: PipelineConfig,
+        options: MaintenanceOptions,
         spark: "SparkSession",
-        bus: Bus,
-        turns: Turns,
+        bus: EventBus,
+        turns: MaintenanceGate,
         stopped: Callable[[], bool],
         mirrors: "Mirrors | None" = None,
         run_id: str | None = None,
@@ -93,24 +93,26 @@ class Crew:
         self._run_id = run_id  # None: of no run, so of no claim
         self._catalog = catalog_for(config.catalog)
         self._opened: PyCatalog | None = None
-        self._health = Health(options)
+        self._health = HealthReader(options)
         # Our own: what it knows of a table is not shared with the stream's threads.
         tables = java_tables(spark, self._catalog, config.name)
-        self._actions = Actions(options, spark, tables, self._open, turns, mirrors)
-        self._rests = Rests(options.every.total_seconds())
+        self._actions = ActionRunner(options, spark, tables, self._open, turns, mirrors)
+        self._rests = FailureBackoff(options.every.total_seconds())
         self._spark = spark
         self._tag = f"icestream-maintenance-{uuid.uuid4().hex}"
         spark.sparkContext.addJobTag(self._tag)  # of this thread's jobs, and of those it begins
 
-    def look(self) -> list[Action]:
+    def find_due(self) -> list[Action]:
         """What should be done now; raises Overtaken, or what keeps it from looking."""
         now = time.time()
-        due = plan(self._healths(now), self._options, past_of(self._config, now), now)
-        return [action for action in due if not self._rests.rests(action, now)]
+        due = due_actions(
+            self._read_health(now), self._options, past_actions(self._config, now), now
+        )
+        return [action for action in due if not self._rests.is_backing_off(action, now)]
 
-    def work(self, actions: Sequence[Action]) -> list[Result]:
+    def run_actions(self, actions: Sequence[Action]) -> list[ActionResult]:
         """One after the other, until all are done or somebody asks for a stop."""
-        results: list[Result] = []
+        results: list[ActionResult] = []
         for action in actions:
             while not _SLOT.acquire(timeout=_LOOK_EVERY):
                 if self._stopped():
@@ -118,19 +120,19 @@ class Crew:
             try:
                 if self._stopped():
                     return results
-                results.append(self._do(action))
+                results.append(self._run_action(action))
             finally:
                 _SLOT.release()
         return results
 
-    def call_off(self) -> None:
+    def cancel_jobs(self) -> None:
         """From another thread: end the jobs that are under way."""
         with suppress(Exception):  # Spark may be the one that died
             self._spark.sparkContext.cancelJobsWithTag(self._tag)
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """Nothing is to be done for a while: give back memory."""
-        self._actions.rest()
+        self._actions.release_idle()
 
     def close(self) -> None:
         """No thread is left, and no connection."""
@@ -138,7 +140,7 @@ class Crew:
         if self._opened is not None:
             self._opened.close()
 
-    def _do(self, action: Action) -> Result:
+    def _run_action(self, action: Action) -> ActionResult:
         name, table, kind = self._config.name, action.table, action.kind.value
         self._bus.emit(events.MaintenanceStarted(name, table, kind, action.reason))
 
@@ -146,7 +148,7 @@ class Crew:
             self._bus.emit(events.MaintenanceProgress(name, table, kind, done, total))
 
         result = self._actions.run(action, self._stopped, progress)
-        self._rests.note(result, time.time())
+        self._rests.record(result, time.time())
         self._bus.emit(
             events.MaintenanceFinished(
                 name,
@@ -165,7 +167,7 @@ class Crew:
         )
         return result
 
-    def _healths(self, now: float) -> list[TableHealth]:
+    def _read_health(self, now: float) -> list[TableHealth]:
         """Of each table; one that cannot be read keeps the others from nothing."""
         found, failures = [], []
         catalog = self._open()
@@ -173,10 +175,10 @@ class Crew:
             try:
                 table = catalog.load_table(name)
                 self._refuse_if_fenced(name, table)
-                found.append(self._health.look(name, table, now))
+                found.append(self._health.read(name, table, now))
             except NoSuchTableError:
                 continue
-            except Overtaken:
+            except ClaimLost:
                 raise
             except Exception as failure:
                 failures.append(f"table `{name}`: {type(failure).__name__}: {failure}")
@@ -192,7 +194,7 @@ class Crew:
         if self._run_id is None or name.endswith(QUARANTINE) or text is None:
             return
         if Marker.from_json(text).run_id != self._run_id:
-            raise Overtaken(name)
+            raise ClaimLost(name)
 
     def _open(self) -> "PyCatalog":
         if self._opened is None:
@@ -200,15 +202,15 @@ class Crew:
         return self._opened
 
 
-class Maintenance:
+class MaintenanceThread:
     """The thread of one run; begun after its claim, and stopped before it lets go."""
 
     def __init__(
         self,
-        config: Config,
-        options: Options,
+        config: PipelineConfig,
+        options: MaintenanceOptions,
         spark: "SparkSession",
-        bus: Bus,
+        bus: EventBus,
         run_id: str,
         mirrors: "Mirrors",
     ) -> None:
@@ -219,9 +221,9 @@ class Maintenance:
         self._run_id = run_id
         self._mirrors = mirrors
         self._stop = threading.Event()
-        self._crew: Crew | None = None
+        self._crew: MaintenanceWorker | None = None
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
-        self.turns = Turns(stopped=self._stop.is_set)
+        self.turns = MaintenanceGate(stopped=self._stop.is_set)
 
     def start(self) -> None:
         """Begin to look, before long."""
@@ -231,7 +233,7 @@ class Maintenance:
         """Begin nothing, and call off what is under way."""
         self._stop.set()
         if self._crew is not None:
-            self._crew.call_off()
+            self._crew.cancel_jobs()
 
     def stop(self) -> None:
         """Wait for the end; what does not end in time is cut off with the process, harmlessly."""
@@ -247,11 +249,11 @@ class Maintenance:
         while not self._stop.wait(wait):
             began = time.monotonic()
             try:
-                self._crew = self._crew or self._assembled()
-                done = self._crew.work(self._crew.look())
+                self._crew = self._crew or self._make_worker()
+                done = self._crew.run_actions(self._crew.find_due())
                 if not done or every > _SHORT_WAIT:
-                    self._crew.rest()
-            except Overtaken:
+                    self._crew.release_idle()
+            except ClaimLost:
                 break
             except Exception as failure:
                 text = f"{type(failure).__name__}: {failure}".splitlines()[0]
@@ -262,8 +264,8 @@ class Maintenance:
             with suppress(Exception):
                 self._crew.close()
 
-    def _assembled(self) -> Crew:
-        return Crew(
+    def _make_worker(self) -> MaintenanceWorker:
+        return MaintenanceWorker(
             self._config,
             self._options,
             self._spark,
@@ -275,7 +277,7 @@ class Maintenance:
         )
 
 
-def java_tables(spark: "SparkSession", catalog: Catalog, pipeline: str) -> IcebergTables:
+def java_tables(spark: "SparkSession", catalog: CatalogAdapter, pipeline: str) -> IcebergTables:
     """The tables of a catalog in the driver's JVM."""
     jvm: Any = spark.sparkContext._jvm
     opened = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(

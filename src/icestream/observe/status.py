@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from icestream.catalogs import catalog_for
-from icestream.commit.java_catalog import view_of
-from icestream.commit.protocol import Standing, standing
-from icestream.config.load import Loaded
+from icestream.commit.java_catalog import table_state
+from icestream.commit.protocol import MarkerStatus, marker_status
+from icestream.config.load import LoadedConfig
 from icestream.config.router import Router
 from icestream.events import PartitionState
 from icestream.observe import history
@@ -54,7 +54,7 @@ class PipelineStatus:
     tables: tuple[TableStatus, ...]
 
 
-def pipeline_status(loaded: Loaded) -> PipelineStatus:
+def pipeline_status(loaded: LoadedConfig) -> PipelineStatus:
     """Look at everything now."""
     config = loaded.pipeline
     state = Path(config.state_location)
@@ -66,7 +66,7 @@ def pipeline_status(loaded: Loaded) -> PipelineStatus:
     return PipelineStatus(config.name, healthy, run, trouble, tables)
 
 
-def _tables(loaded: Loaded) -> list[tuple[str, Any]]:
+def _tables(loaded: LoadedConfig) -> list[tuple[str, Any]]:
     """The tables of this pipeline that exist, and None for fixed names that do not."""
     config = loaded.pipeline
     catalog = catalog_for(config.catalog).open()
@@ -98,9 +98,9 @@ def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableSta
             name, False, "not created yet", 0, None, None, None, None, None, None, 0, 0, 0, 0, 0, 0
         )
     document = json.loads(table.metadata.model_dump_json(by_alias=True))
-    view = view_of(document, pipeline)
+    view = table_state(document, pipeline)
     marker = view.marker
-    stand = standing(view)
+    stand = marker_status(view)
     snapshot = table.current_snapshot()
     notes = snapshot.summary if snapshot else None
     now = time.time()
@@ -108,8 +108,8 @@ def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableSta
     watermark = marker.watermark_ms if marker else None
     return TableStatus(
         table=name,
-        healthy=stand is Standing.OURS,
-        note="" if stand is Standing.OURS else stand.value,
+        healthy=stand is MarkerStatus.OURS,
+        note="" if stand is MarkerStatus.OURS else stand.value,
         # Our position deletes name each row once.
         rows=_number(notes, "total-records") - _number(notes, "total-position-deletes"),
         rows_per_s=_rate(commits, now),

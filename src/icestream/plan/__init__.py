@@ -1,5 +1,5 @@
 """Plan: what would happen, from topics to tables, files and memory; no JVM, writes nothing."""
 
-from icestream.plan.pipeline_plan import Plan, TablePlan, make_plan
+from icestream.plan.pipeline_plan import PipelinePlan, TablePlan, make_plan
 
-__all__ = ["Plan", "TablePlan", "make_plan"]
+__all__ = ["PipelinePlan", "TablePlan", "make_plan"]

@@ -7,16 +7,16 @@ from typing import Literal
 
 from pyiceberg.table import Table
 
-from icestream.commit.table_builder import lacks_included, lacks_layout
+from icestream.commit.table_builder import awaits_layout, missing_included
 from icestream.config.ddl import format_type, quoted
 from icestream.plan import ddl
-from icestream.plan.sample import Findings
+from icestream.plan.sample import SampleResult
 from icestream.schema import is_wider
-from icestream.tables.design import Design
+from icestream.tables.design import TableDesign
 
 
 @dataclass(frozen=True)
-class Change:
+class TableChange:
     """What a run changes in a table that exists."""
 
     kind: Literal["add", "widen", "lay out"]
@@ -26,24 +26,26 @@ class Change:
     when: Literal["start", "first batch"]
 
 
-def changes(design: Design, found: Findings, table: Table) -> Iterator[Change]:
+def changes(design: TableDesign, found: SampleResult, table: Table) -> Iterator[TableChange]:
     """Columns of ours at the start; the rest with the first batch that is like the sample."""
     document = json.loads(table.metadata.model_dump_json())
-    for each in lacks_included(design, document):
-        yield Change("add", each.name, format_type(each.type), None, "start")
+    for each in missing_included(design, document):
+        yield TableChange("add", each.name, format_type(each.type), None, "start")
     for each in found.new:
         dotted = ".".join((*each.parent, each.name))
-        yield Change("add", dotted, format_type(each.type), None, "first batch")
+        yield TableChange("add", dotted, format_type(each.type), None, "first batch")
     for each in found.wider:
         was = format_type(table.schema().find_field(each.name).field_type)
-        yield Change("widen", each.name, format_type(each.type), was, "first batch")
-    if lacks_layout(design, document, _new_names(found)):
+        yield TableChange("widen", each.name, format_type(each.type), was, "first batch")
+    if awaits_layout(design, document, _new_names(found)):
         terms = [f"partitioned by {ddl.partition_text(design)}"] if design.partition_by else []
         terms += [f"ordered by {ddl.order_text(design)}"] if design.sort_by else []
-        yield Change("lay out", ", ".join(terms), "", None, "first batch")
+        yield TableChange("lay out", ", ".join(terms), "", None, "first batch")
 
 
-def differences(catalog: str, design: Design, found: Findings, table: Table) -> Iterator[str]:
+def differences(
+    catalog: str, design: TableDesign, found: SampleResult, table: Table
+) -> Iterator[str]:
     """Where the table was made otherwise than the file says now: a run leaves that as it is."""
     name = ddl.table_name(catalog, design.name)
     there = {field.name: field.field_type for field in table.schema().fields}
@@ -65,11 +67,11 @@ def differences(catalog: str, design: Design, found: Findings, table: Table) -> 
                 + (how if wider else "")
             )
     document = json.loads(table.metadata.model_dump_json())
-    if design.partition_by and not lacks_layout(design, document, _new_names(found)):
+    if design.partition_by and not awaits_layout(design, document, _new_names(found)):
         yield from _other_partitions(design, table)
 
 
-def _other_partitions(design: Design, table: Table) -> Iterator[str]:
+def _other_partitions(design: TableDesign, table: Table) -> Iterator[str]:
     has = [
         (table.schema().find_column_name(part.source_id), str(part.transform))
         for part in table.spec().fields
@@ -83,5 +85,5 @@ def _other_partitions(design: Design, table: Table) -> Iterator[str]:
         yield f"`partition_by` is for a new table; this one has {now or 'no partitions'}"
 
 
-def _new_names(found: Findings) -> list[str]:
+def _new_names(found: SampleResult) -> list[str]:
     return [each.name for each in found.new if not each.parent]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pyiceberg.types import NestedField
 
 from icestream.config.ddl import PartitionField, SortField, format_type, quoted
-from icestream.tables.design import Design, layout_is_known
+from icestream.tables.design import TableDesign, layout_is_known
 
 _PLURAL = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
 _SECRET = re.compile(r"secret|password|token|credential|(?<!icestream\.)key", re.IGNORECASE)
@@ -14,7 +14,7 @@ HIDDEN = "(hidden)"
 
 
 def create_statements(
-    catalog: str, design: Design, fields: Sequence[NestedField], properties: Mapping[str, str]
+    catalog: str, design: TableDesign, fields: Sequence[NestedField], properties: Mapping[str, str]
 ) -> tuple[str, ...]:
     """CREATE TABLE, and the order of its rows, for which Spark has a statement of its own."""
     name = table_name(catalog, design.name)
@@ -39,12 +39,12 @@ def table_name(catalog: str, name: str) -> str:
     return ".".join(quoted(part) for part in (catalog, *name.split(".")))
 
 
-def partition_text(design: Design) -> str:
+def partition_text(design: TableDesign) -> str:
     """What is in the brackets of PARTITIONED BY."""
     return ", ".join(_term(each) for each in design.partition_by)
 
 
-def order_text(design: Design) -> str:
+def order_text(design: TableDesign) -> str:
     """What follows ORDERED BY."""
     return ", ".join(
         f"{_term(each)} {'ASC' if each.ascending else 'DESC'} "

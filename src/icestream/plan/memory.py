@@ -23,22 +23,22 @@ INDEX_BUILD = 250 * MB
 _COPIES = 3  # of a batch while it is decoded: bytes, texts, columns
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
-Kind = Literal["limit", "estimate"]
+NeedKind = Literal["limit", "estimate"]
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """What one part takes; `limit` is kept by a setting, `estimate` is not."""
 
     what: str
     memory_bytes: int | None
     disk_bytes: int | None
-    kind: Kind
+    kind: NeedKind
     why: str
 
 
 @dataclass(frozen=True)
-class Mirror:
+class MirrorSize:
     """An upsert table; None: how many keys it will have, nobody knows."""
 
     table: str
@@ -46,17 +46,17 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class Load:
+class RunLoad:
     """What a run has to deal with, as far as a plan knows."""
 
     record_bytes: float | None = None  # of the average record; None: none was seen
     laid_out: bool = False  # a table has partitions or an order
     kafka: bool = False
     maintenance: bool = True
-    mirrors: Sequence[Mirror] = ()
+    mirrors: Sequence[MirrorSize] = ()
 
 
-def needs(spark: Mapping[str, str], machine: int, load: Load) -> list[Need]:
+def needs(spark: Mapping[str, str], machine: int, load: RunLoad) -> list[MemoryNeed]:
     """Of each part of a run, on a machine with so many processors."""
     master = spark.get("spark.master", "local[*]")
     cores = cores_of(master, machine)
@@ -64,14 +64,18 @@ def needs(spark: Mapping[str, str], machine: int, load: Load) -> list[Need]:
     if cores is None:
         heap = size_of(spark.get("spark.executor.memory", "1g"))
         found.append(
-            Need("each executor's heap", heap, None, "limit", "spark.executor.memory, on a cluster")
+            MemoryNeed(
+                "each executor's heap", heap, None, "limit", "spark.executor.memory, on a cluster"
+            )
         )
     found.append(_workers(cores, load))
-    found.append(Need("driver's Python", DRIVER, None, "estimate", "measured after its imports"))
+    found.append(
+        MemoryNeed("driver's Python", DRIVER, None, "estimate", "measured after its imports")
+    )
     if load.maintenance:
         entries = REWRITE_ENTRIES * ENTRY_BYTES if load.mirrors else 0
         found.append(
-            Need(
+            MemoryNeed(
                 "a rewrite of maintenance",
                 PYTHON + REWRITE_ROWS + entries,
                 None,
@@ -83,15 +87,15 @@ def needs(spark: Mapping[str, str], machine: int, load: Load) -> list[Need]:
     return [*found, *_indexes(load.mirrors)]
 
 
-def _heap(spark: Mapping[str, str], kafka: bool) -> Need:
+def _heap(spark: Mapping[str, str], kafka: bool) -> MemoryNeed:
     name = "spark.driver.memory"
     said = f"{name}: {spark[name]}" if name in spark else f"{name}, {HEAP} unless set"
     more = f"; Kafka's fetches take up to {_shown(KAFKA_FETCHES)} of it" if kafka else ""
     why = f"{said}{more}; Java's own needs come on top"
-    return Need("JVM heap", size_of(spark.get(name, HEAP)), None, "limit", why)
+    return MemoryNeed("JVM heap", size_of(spark.get(name, HEAP)), None, "limit", why)
 
 
-def _workers(cores: int | None, load: Load) -> Need:
+def _workers(cores: int | None, load: RunLoad) -> MemoryNeed:
     batch = batch_bytes(load.record_bytes)
     each = PYTHON + _COPIES * batch
     parts = [f"Arrow batches of {_shown(batch)}, {_COPIES} times while they are decoded"]
@@ -103,22 +107,22 @@ def _workers(cores: int | None, load: Load) -> Need:
         parts.append(f"{_shown(GROUP_BYTES)} of changes at a time")
     why = f"{_shown(PYTHON)} of Python each, mostly shared; {', '.join(parts)}"
     if cores is None:
-        return Need("each Python worker", each, None, "estimate", f"one per core; {why}")
+        return MemoryNeed("each Python worker", each, None, "estimate", f"one per core; {why}")
     what = f"{cores} Python worker{'s' if cores > 1 else ''}"
-    return Need(what, cores * each, None, "estimate", why)
+    return MemoryNeed(what, cores * each, None, "estimate", why)
 
 
-def _indexes(mirrors: Sequence[Mirror]) -> Iterator[Need]:
+def _indexes(mirrors: Sequence[MirrorSize]) -> Iterator[MemoryNeed]:
     for each in mirrors:
         what = f"key index of {each.table}"
         why = f"{KEY_BYTES} bytes a key on local disk, mapped: it takes page cache, no memory"
         disk = None if each.keys is None else each.keys * KEY_BYTES
         if disk is None:
             why = f"{KEY_BYTES * 1_000_000 / 1e6:.0f} MB on local disk for a million keys, mapped"
-        yield Need(what, None, disk, "estimate", why)
+        yield MemoryNeed(what, None, disk, "estimate", why)
     if mirrors:
         why = "only while an index is built from its table, one after the other"
-        yield Need("building a key index", INDEX_BUILD, None, "estimate", why)
+        yield MemoryNeed("building a key index", INDEX_BUILD, None, "estimate", why)
 
 
 def batch_bytes(record_bytes: float | None) -> int:
@@ -146,7 +150,7 @@ def size_of(text: str) -> int | None:
     return int(told[1]) * _UNITS[told[2] or "m"]
 
 
-def total(found: Sequence[Need]) -> int:
+def total(found: Sequence[MemoryNeed]) -> int:
     """Of all that is at work at the same time, on this machine."""
     return sum(each.memory_bytes or 0 for each in found)
 

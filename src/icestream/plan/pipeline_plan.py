@@ -4,12 +4,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from icestream.config.model import Pipeline as Config
+from icestream.config.model import PipelineConfig
 from icestream.maintain.forecast import Forecast, Rate
-from icestream.plan.changes import Change
-from icestream.plan.memory import Load, Mirror, Need, needs
-from icestream.plan.rates import Rates
-from icestream.plan.tables import Column, TableOutlook, TopicOutlook, look
+from icestream.plan.changes import TableChange
+from icestream.plan.memory import MemoryNeed, MirrorSize, RunLoad, needs
+from icestream.plan.rates import TableRates
+from icestream.plan.tables import PlannedColumn, TableOutlook, TopicOutlook, look_ahead
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class TablePlan:
     mode: str
     exists: bool
     keys: tuple[str, ...] | None
-    columns: tuple[Column, ...]
+    columns: tuple[PlannedColumn, ...]
     ddl: tuple[str, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[TableChange, ...]
     notes: tuple[str, ...]
     rows: int | None
     sampled: int
@@ -32,7 +32,7 @@ class TablePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     """What a run of this file would do."""
 
     pipeline: str
@@ -40,17 +40,19 @@ class Plan:
     compaction: bool
     topics: tuple[TopicOutlook, ...]
     tables: tuple[TablePlan, ...]
-    memory: tuple[Need, ...]
+    memory: tuple[MemoryNeed, ...]
     troubles: tuple[str, ...]  # what could not be looked at, and why
 
 
-def make_plan(config: Config, rate: float | None, record_bytes: float | None) -> Plan:
+def make_plan(
+    config: PipelineConfig, rate: float | None, record_bytes: float | None
+) -> PipelinePlan:
     """Look at source, catalog and history; `rate` stands in for what was measured."""
-    seen = look(config)
-    rates = Rates(config, rate, record_bytes)
+    seen = look_ahead(config)
+    rates = TableRates(config, rate, record_bytes)
     tables = seen.tables or _stand_in(config) if rate is not None else seen.tables
     plans = sorted((_table(each, rates) for each in tables), key=_busiest_first)
-    return Plan(
+    return PipelinePlan(
         pipeline=config.name,
         interval=rates.interval,
         compaction=rates.compaction,
@@ -61,7 +63,7 @@ def make_plan(config: Config, rate: float | None, record_bytes: float | None) ->
     )
 
 
-def _stand_in(config: Config) -> tuple[TableOutlook, ...]:
+def _stand_in(config: PipelineConfig) -> tuple[TableOutlook, ...]:
     """For a rate that is told before any table is known: whatever the first rule makes."""
     rule = next(each for each in config.tables if not each.skip)
     return (TableOutlook(rule.name or "", rule, (), exists=False),)
@@ -71,7 +73,7 @@ def _busiest_first(plan: TablePlan) -> tuple[float, str]:
     return (-plan.rate.bytes_per_day if plan.rate else 0.0, plan.table)
 
 
-def _table(seen: TableOutlook, rates: Rates) -> TablePlan:
+def _table(seen: TableOutlook, rates: TableRates) -> TablePlan:
     rate = rates.of(seen.table)
     return TablePlan(
         table=seen.table,
@@ -90,13 +92,15 @@ def _table(seen: TableOutlook, rates: Rates) -> TablePlan:
     )
 
 
-def _load(config: Config, tables: Sequence[TableOutlook]) -> Load:
+def _load(config: PipelineConfig, tables: Sequence[TableOutlook]) -> RunLoad:
     sizes = [(each.record_bytes, each.sampled) for each in tables if each.record_bytes is not None]
     count = sum(number for _, number in sizes)
-    return Load(
+    return RunLoad(
         record_bytes=sum(size * number for size, number in sizes) / count if count else None,
         laid_out=any(each.rule.partition_by or each.rule.sort_by for each in tables),
         kafka=config.source.type == "kafka",
         maintenance=config.maintenance is not False and config.commit_interval != "once",
-        mirrors=[Mirror(each.table, each.rows) for each in tables if each.rule.mode == "upsert"],
+        mirrors=[
+            MirrorSize(each.table, each.rows) for each in tables if each.rule.mode == "upsert"
+        ],
     )

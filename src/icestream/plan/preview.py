@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
-from icestream.batch.row_layout import Shape, split
+from icestream.batch.row_layout import RowLayout, split_good_and_bad
 from icestream.catalogs import catalog_for
-from icestream.config.load import Loaded
-from icestream.config.model import Pipeline
+from icestream.config.load import LoadedConfig
+from icestream.config.model import PipelineConfig
 from icestream.config.router import Router
 from icestream.formats import format_for
 from icestream.schema import OUR_NAMES, merge_new_fields, with_new_fields
@@ -32,7 +32,7 @@ class TablePreview:
     bad: pa.Table
 
 
-def preview(loaded: Loaded, rows: int) -> list[TablePreview]:
+def preview(loaded: LoadedConfig, rows: int) -> list[TablePreview]:
     """Decode the first `rows` records of the source."""
     config = loaded.pipeline
     router = Router(config)
@@ -49,7 +49,7 @@ def preview(loaded: Loaded, rows: int) -> list[TablePreview]:
 
 
 def _decode(
-    config: Pipeline, name: str, rule: Any, parts: Sequence[pa.RecordBatch]
+    config: PipelineConfig, name: str, rule: Any, parts: Sequence[pa.RecordBatch]
 ) -> TablePreview:
     record_format = format_for(config.source.format)
     existing = _existing(config, name)
@@ -70,8 +70,10 @@ def _decode(
         *(field.model_copy(update={"field_id": 10_000 + n}) for n, field in enumerate(fields))
     )
     arrow = arrow_schema(numbered)
-    shape = Shape(arrow, config.name, datetime.now(UTC), rule.metadata_columns)
-    shaped = [split(part, each, shape) for part, each in zip(parts, decoded, strict=True)]
+    shape = RowLayout(arrow, config.name, datetime.now(UTC), rule.metadata_columns)
+    shaped = [
+        split_good_and_bad(part, each, shape) for part, each in zip(parts, decoded, strict=True)
+    ]
     return TablePreview(
         name,
         numbered,
@@ -81,6 +83,6 @@ def _decode(
     )
 
 
-def _existing(config: Pipeline, name: str) -> Schema | None:
+def _existing(config: PipelineConfig, name: str) -> Schema | None:
     catalog = catalog_for(config.catalog).open()
     return catalog.load_table(name).schema() if catalog.table_exists(name) else None

@@ -4,26 +4,28 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from icestream.config.model import Pipeline as Config
-from icestream.config.options.maintenance import Maintenance
+from icestream.config.model import PipelineConfig
+from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.config.options.table import TableRule
-from icestream.maintain.compaction import Compaction
+from icestream.maintain.compaction import CompactionRules
 from icestream.maintain.forecast import DAY, Forecast, Rate, measured, whiteboard
-from icestream.maintain.past_actions import past_of
-from icestream.maintain.rewrite_speed import pace_of
+from icestream.maintain.past_actions import past_actions
+from icestream.maintain.rewrite_speed import rewrite_speed
 from icestream.observe import history
 
 _BYTES = 100.0  # of a record as stored, if nobody says it: events of a few fields, compressed
 
 
-class Rates:
+class TableRates:
     """Looks up or takes the rate of each table, and forecasts by it."""
 
-    def __init__(self, config: Config, told: float | None, record_bytes: float | None) -> None:
+    def __init__(
+        self, config: PipelineConfig, told: float | None, record_bytes: float | None
+    ) -> None:
         self._config = config
         self._told = None if told is None else Rate(told, record_bytes or _BYTES)
-        self._options = config.maintenance or Maintenance(rewrite_data_files=False)
-        self._speed = pace_of(past_of(config, time.time())).bytes_per_s
+        self._options = config.maintenance or MaintenanceOptions(rewrite_data_files=False)
+        self._speed = rewrite_speed(past_actions(config, time.time())).bytes_per_s
 
     @property
     def compaction(self) -> bool:
@@ -46,7 +48,7 @@ class Rates:
     def whiteboard(self, rate: Rate, rule: TableRule) -> tuple[Forecast, ...]:
         """The usual intervals, and the pipeline's own."""
         options = self._options
-        rules = Compaction.of(
+        rules = CompactionRules.of(
             options.rewrite_data_files or {}, rule.properties, rule.mode == "upsert"
         )
         every = options.every.total_seconds()

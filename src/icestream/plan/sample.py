@@ -15,7 +15,7 @@ _ROUNDS = 12  # as often as a batch is planned again
 
 
 @dataclass(frozen=True)
-class Findings:
+class SampleResult:
     """What the records of a table have, beside the columns that it has or is made with."""
 
     columns: Schema  # data columns, with what is new
@@ -27,9 +27,9 @@ class Findings:
     keys: tuple[str, ...] | None = None  # as the records have them; None: nobody knows
 
 
-def find(
+def decode_sample(
     record_format: Format, rule: TableRule, columns: Schema, parts: Sequence[pa.RecordBatch]
-) -> Findings:
+) -> SampleResult:
     """Decode, take up what is new, decode again; a table that exists would change in the same way.
 
     Names and types of a first batch: a later one may have more.
@@ -55,7 +55,7 @@ def find(
         new += more
         wider |= widened
         columns = with_new_fields(_widened(columns, widened), more)
-    return Findings(
+    return SampleResult(
         columns=columns,
         records=sum(part.num_rows for part in parts),
         bad=bad,

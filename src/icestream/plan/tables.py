@@ -19,40 +19,40 @@ from pyiceberg.types import NestedField
 
 from icestream.catalogs import catalog_for
 from icestream.catalogs.local import FILE, LocalCatalog
-from icestream.commit.table_builder import DEFAULTS, lacks_included
+from icestream.commit.table_builder import DEFAULTS, missing_included
 from icestream.config.ddl import format_type
-from icestream.config.model import Pipeline as Config
+from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
 from icestream.config.router import Router
 from icestream.errors import IcestreamError, SetupError, TopicMissing, Unreachable
 from icestream.formats import format_for
-from icestream.plan.changes import Change, changes, differences
+from icestream.plan.changes import TableChange, changes, differences
 from icestream.plan.ddl import create_statements
-from icestream.plan.sample import Findings, find
+from icestream.plan.sample import SampleResult, decode_sample
 from icestream.schema import OUR_NAMES
 from icestream.sources import source_for
 from icestream.tables.design import (
     KEYS_PROPERTY,
-    Design,
+    TableDesign,
     declared_design,
-    keys_of,
+    key_columns,
     laid_out_columns,
     layout_is_known,
 )
-from icestream.tables.inventory import answering, routed_tables
+from icestream.tables.inventory import routed_tables, translate_catalog_errors
 
 SAMPLE = 1000  # records, over all topics
 
-Origin = Literal["declared", "format", "sampled", "table", "icestream"]
+ColumnOrigin = Literal["declared", "format", "sampled", "table", "icestream"]
 
 
 @dataclass(frozen=True)
-class Column:
+class PlannedColumn:
     """A column as the table has it after the first batch, and who says so."""
 
     name: str
     type: str
-    origin: Origin
+    origin: ColumnOrigin
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class TableOutlook:
     topics: tuple[str, ...]
     exists: bool
     keys: tuple[str, ...] | None = None  # of a mirror; None: its records will tell
-    columns: tuple[Column, ...] = ()
+    columns: tuple[PlannedColumn, ...] = ()
     ddl: tuple[str, ...] = ()  # statements that make the same table; none: it is there
-    changes: tuple[Change, ...] = ()
+    changes: tuple[TableChange, ...] = ()
     notes: tuple[str, ...] = ()
     rows: int | None = None  # that it has now
     sampled: int = 0
@@ -83,7 +83,7 @@ class TableOutlook:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class TopicsAndTables:
     """What becomes of the topics and tables of a pipeline."""
 
     topics: tuple[TopicOutlook, ...]
@@ -91,9 +91,9 @@ class Outlook:
     troubles: tuple[str, ...]  # what could not be looked at, and why
 
 
-def look(config: Config) -> Outlook:
+def look_ahead(config: PipelineConfig) -> TopicsAndTables:
     """Ask source and catalog; a source that does not answer is told, and the rest is there."""
-    topics, records, troubles = _asked(config)
+    topics, records, troubles = _ask_source(config)
     router = Router(config)
     parts: dict[str, list[pa.RecordBatch]] = {}
     for batch in records:
@@ -117,10 +117,10 @@ def look(config: Config) -> Outlook:
         else TopicOutlook(topic, None, "no rule matches" if router.forgotten(topic) else "skipped")
         for topic, route in routes.items()
     ]
-    return Outlook(tuple(told), tuple(tables), tuple(troubles))
+    return TopicsAndTables(tuple(told), tuple(tables), tuple(troubles))
 
 
-def _asked(config: Config) -> tuple[Sequence[str], list[pa.RecordBatch], list[str]]:
+def _ask_source(config: PipelineConfig) -> tuple[Sequence[str], list[pa.RecordBatch], list[str]]:
     """Topics, some records, and what kept us from more of them."""
     source = source_for(config.source)
     troubles: list[str] = []
@@ -128,27 +128,27 @@ def _asked(config: Config) -> tuple[Sequence[str], list[pa.RecordBatch], list[st
         try:
             source.check()
         except TopicMissing as failure:
-            troubles.append(_told(failure))
+            troubles.append(_failure_text(failure))
         return source.known_topics(), list(source.sample(SAMPLE)), troubles
     except (Unreachable, SetupError) as failure:
         named: Sequence[str] = getattr(config.source, "topics", None) or ()
-        return named, [], [*troubles, _told(failure)]
+        return named, [], [*troubles, _failure_text(failure)]
     finally:
         source.close()
 
 
-def _told(failure: IcestreamError) -> str:
+def _failure_text(failure: IcestreamError) -> str:
     return f"{failure.what} ({failure.where})" if failure.where else failure.what
 
 
 @contextmanager
-def _opened(config: Config) -> Iterator[Catalog | None]:
+def _opened(config: PipelineConfig) -> Iterator[Catalog | None]:
     """The catalog; None where opening it would make it."""
     catalog = catalog_for(config.catalog)
     if isinstance(catalog, LocalCatalog) and not (catalog.warehouse / FILE).exists():
         yield None
         return
-    with answering(config.catalog.name):
+    with translate_catalog_errors(config.catalog.name):
         opened = catalog.open()
         try:
             yield opened
@@ -157,7 +157,10 @@ def _opened(config: Config) -> Iterator[Catalog | None]:
 
 
 def _table(
-    config: Config, catalog: Catalog | None, bare: TableOutlook, parts: Sequence[pa.RecordBatch]
+    config: PipelineConfig,
+    catalog: Catalog | None,
+    bare: TableOutlook,
+    parts: Sequence[pa.RecordBatch],
 ) -> TableOutlook:
     rule, record_format = bare.rule, format_for(config.source.format)
     design = declared_design(bare.table, rule, record_format, getattr(config.source, "include", ()))
@@ -170,8 +173,8 @@ def _table(
         return replace(bare, exists=True, notes=(f"cannot be read: {why}",))
     has = table.schema() if table else Schema(*design.columns)
     data = Schema(*(field for field in has.fields if field.name not in OUR_NAMES))
-    found = find(record_format, rule, data, parts)
-    keys = keys_of(rule, table.properties if table else {})
+    found = decode_sample(record_format, rule, data, parts)
+    keys = key_columns(rule, table.properties if table else {})
     if rule.mode == "upsert" and keys is None:
         keys = found.keys
     known = replace(
@@ -180,14 +183,14 @@ def _table(
         keys=keys,
         sampled=found.records,
         record_bytes=found.bytes / found.records if found.records else None,
-        notes=tuple(_of_sample(rule, found)),
+        notes=tuple(_sample_notes(rule, found)),
     )
     if table is None:
         return _to_be_made(config.catalog.name, known, design, found)
     return _changed(config.catalog.name, known, design, found, table)
 
 
-def _of_sample(rule: TableRule, found: Findings) -> Iterator[str]:
+def _sample_notes(rule: TableRule, found: SampleResult) -> Iterator[str]:
     ends = {"quarantine": "would be set aside", "drop": "would be dropped", "fail": "stop the run"}
     if found.bad:
         yield (
@@ -196,7 +199,9 @@ def _of_sample(rule: TableRule, found: Findings) -> Iterator[str]:
         )
 
 
-def _to_be_made(catalog: str, known: TableOutlook, design: Design, found: Findings) -> TableOutlook:
+def _to_be_made(
+    catalog: str, known: TableOutlook, design: TableDesign, found: SampleResult
+) -> TableOutlook:
     comments = {each.name: each.doc for each in found.new if not each.parent}
     data = [
         field.model_copy(update={"doc": comments.get(field.name)}) for field in found.columns.fields
@@ -214,7 +219,7 @@ def _to_be_made(catalog: str, known: TableOutlook, design: Design, found: Findin
     if known.rule.mode == "upsert" and known.keys is None:
         notes.append("its keys are those of the first records")
 
-    def origin(name: str) -> Origin:
+    def origin(name: str) -> ColumnOrigin:
         if name in comments:
             return "sampled"
         return "declared" if name in known.rule.columns else "format"
@@ -231,12 +236,12 @@ def _to_be_made(catalog: str, known: TableOutlook, design: Design, found: Findin
 
 
 def _changed(
-    catalog: str, known: TableOutlook, design: Design, found: Findings, table: Table
+    catalog: str, known: TableOutlook, design: TableDesign, found: SampleResult, table: Table
 ) -> TableOutlook:
     sampled = {each.name for each in found.new if not each.parent}
     ours = [field for field in table.schema().fields if field.name in OUR_NAMES]
     document = json.loads(table.metadata.model_dump_json())
-    lacking = {each.name for each in lacks_included(design, document)}
+    lacking = {each.name for each in missing_included(design, document)}
     columns = [
         _column(field, "sampled" if field.name in sampled else "table")
         for field in found.columns.fields
@@ -252,8 +257,8 @@ def _changed(
     )
 
 
-def _column(field: NestedField, origin: Origin) -> Column:
-    return Column(field.name, format_type(field.field_type), origin)
+def _column(field: NestedField, origin: ColumnOrigin) -> PlannedColumn:
+    return PlannedColumn(field.name, format_type(field.field_type), origin)
 
 
 def _rows(table: Table) -> int:

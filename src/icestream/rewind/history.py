@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from icestream.commit.java_catalog import view_of
-from icestream.commit.protocol import Standing, standing
+from icestream.commit.java_catalog import table_state
+from icestream.commit.protocol import MarkerStatus, marker_status
 from icestream.commit.refusals import refusal
 from icestream.errors import TableRefused
 from icestream.tables.marker import Counts, Loss, Marker, Positions
@@ -22,7 +22,7 @@ _UNTOLD = ("recreated", "truncated", "deleted")
 
 
 @dataclass(frozen=True)
-class Step:
+class HistorySnapshot:
     """One retained snapshot."""
 
     snapshot_id: int
@@ -62,12 +62,12 @@ class Step:
         return {s: {int(n): at for n, at in parts.items()} for s, parts in raw.items()}
 
 
-class _Hidden(Exception):
+class _MarkerUnknown(Exception):
     """Why a marker cannot be put together."""
 
 
 @dataclass(frozen=True)
-class Past:
+class TableHistory:
     """One table, every retained snapshot of it, and the marker that counts now."""
 
     table: str
@@ -76,20 +76,20 @@ class Past:
     current_id: int
     last_sequence: int
     location: str
-    steps: Mapping[int, Step]
+    snapshots: Mapping[int, HistorySnapshot]
 
-    def way(self, snapshot_id: int) -> tuple[Step, ...]:
+    def ancestors(self, snapshot_id: int) -> tuple[HistorySnapshot, ...]:
         """From a snapshot back to the oldest that is retained, newest first."""
-        found: list[Step] = []
+        found: list[HistorySnapshot] = []
         at: int | None = snapshot_id
-        while at is not None and at in self.steps and len(found) < len(self.steps):
-            found.append(self.steps[at])
-            at = self.steps[at].parent_id
+        while at is not None and at in self.snapshots and len(found) < len(self.snapshots):
+            found.append(self.snapshots[at])
+            at = self.snapshots[at].parent_id
         return tuple(found)
 
-    def own(self, snapshot_id: int) -> list[Step]:
+    def own_commits(self, snapshot_id: int) -> list[HistorySnapshot]:
         """Our commits on that way."""
-        return [step for step in self.way(snapshot_id) if step.pipeline == self.pipeline]
+        return [step for step in self.ancestors(snapshot_id) if step.pipeline == self.pipeline]
 
     def marker_at(self, snapshot_id: int) -> Marker:
         """The marker as it was; counts of bad records are still those of today.
@@ -98,32 +98,32 @@ class Past:
         """
         try:
             return self._marker_at(snapshot_id)
-        except _Hidden as why:
+        except _MarkerUnknown as why:
             raise TableRefused(
                 f"table `{self.table}` cannot go back to snapshot {snapshot_id}: {why}",
                 hint=self._oldest(),
             ) from None
 
-    def reaches(self, snapshot_id: int) -> bool:
+    def knows_marker_at(self, snapshot_id: int) -> bool:
         """Whether the marker of a snapshot can be told."""
         try:
             self._marker_at(snapshot_id)
-        except _Hidden:
+        except _MarkerUnknown:
             return False
         return True
 
     def _marker_at(self, snapshot_id: int) -> Marker:
-        own = self.own(snapshot_id)
+        own = self.own_commits(snapshot_id)
         if not own:
-            raise _Hidden("no commit of this pipeline is retained at or before it")
-        tip = next((s for s in self.steps.values() if self._is_tip(s)), None)
+            raise _MarkerUnknown("no commit of this pipeline is retained at or before it")
+        tip = next((s for s in self.snapshots.values() if self._is_tip(s)), None)
         if tip is None:
-            raise _Hidden("the commit that the marker speaks of has expired")
-        newer = self.own(tip.snapshot_id)
-        back, forth = without(newer, own), without(own, newer)
+            raise _MarkerUnknown("the commit that the marker speaks of has expired")
+        newer = self.own_commits(tip.snapshot_id)
+        back, forth = not_among(newer, own), not_among(own, newer)
         whole = own[-1].is_first
         if not whole and len(forth) == len(own):
-            raise _Hidden("its history has no commit in common with the table's")
+            raise _MarkerUnknown("its history has no commit in common with the table's")
         self._refuse_other_records(newer, back)
         landed = self.marker.counts.landed + _rows(forth) - _rows(back)
         newest = own[0]
@@ -140,24 +140,30 @@ class Past:
             counts=replace(self.marker.counts, landed=_rows(own) if whole else landed),
             watermark_ms=int(mark) if mark else None,
             details=self._details(own, whole),
-            losses=tuple(loss for loss in self.marker.losses if _was_known(loss, positions)),
+            losses=tuple(loss for loss in self.marker.losses if _was_accepted(loss, positions)),
         )
 
-    def _is_tip(self, step: Step) -> bool:
+    def _is_tip(self, step: HistorySnapshot) -> bool:
         return step.pipeline == self.pipeline and step.commit_id == self.marker.commit_id
 
-    def _positions(self, own: Sequence[Step], back: Sequence[Step], whole: bool) -> Positions:
+    def _positions(
+        self, own: Sequence[HistorySnapshot], back: Sequence[HistorySnapshot], whole: bool
+    ) -> Positions:
         known = flat_positions(own)
         if not whole:
             since = flat_positions(back)
             for place, at in flat(self.marker.positions).items():
                 if place not in known and place in since:
-                    raise _Hidden(f"the position of {place[0]}/{place[1]} at that time has expired")
+                    raise _MarkerUnknown(
+                        f"the position of {place[0]}/{place[1]} at that time has expired"
+                    )
                 known.setdefault(place, at)  # it has not moved since
         gone = self._streams("deleted") - self.marker.positions.keys()
         return nested({place: at for place, at in known.items() if place[0] not in gone})
 
-    def _refuse_other_records(self, newer: Sequence[Step], back: Sequence[Step]) -> None:
+    def _refuse_other_records(
+        self, newer: Sequence[HistorySnapshot], back: Sequence[HistorySnapshot]
+    ) -> None:
         """Before an accepted loss, the positions of its topic meant records that are gone."""
         gone = self._streams("deleted") - self.marker.positions.keys()
         hurt, left = self._streams(*_UNTOLD), {step.snapshot_id for step in back}
@@ -166,7 +172,7 @@ class Past:
             for (stream, number), position in flat(step.moved).items():
                 fell = position < at.get((stream, number), position)
                 if stream in hurt and step.snapshot_id in left and (fell or stream in gone):
-                    raise _Hidden(
+                    raise _MarkerUnknown(
                         f"`{stream}` was deleted, created again or truncated after it, and its "
                         "records cannot be read again"
                     )
@@ -175,7 +181,7 @@ class Past:
     def _streams(self, *kinds: str) -> set[str]:
         return {loss.stream for loss in self.marker.losses if loss.kind in kinds}
 
-    def _details(self, own: Sequence[Step], whole: bool) -> Mapping[str, str]:
+    def _details(self, own: Sequence[HistorySnapshot], whole: bool) -> Mapping[str, str]:
         """The list of a folder's files is named by the commit that last moved the position."""
         if "ledger" not in self.marker.details:
             return self.marker.details
@@ -186,17 +192,17 @@ class Past:
         return rest if whole else self.marker.details
 
     def _oldest(self) -> str:
-        for step in reversed(self.own(self.current_id)):
-            if self.reaches(step.snapshot_id):
+        for step in reversed(self.own_commits(self.current_id)):
+            if self.knows_marker_at(step.snapshot_id):
                 return f"the oldest that can be reached is {step.snapshot_id}"
         return "no snapshot of it can be reached"
 
 
-def past_of(document: Mapping[str, Any], table: str, pipeline: str) -> Past:
+def table_history(document: Mapping[str, Any], table: str, pipeline: str) -> TableHistory:
     """Read a table's metadata; raises TableRefused when there is nothing to go back in."""
-    view = view_of(document, pipeline)
-    if standing(view) is Standing.REPLACED:
-        raise refusal(table, Standing.REPLACED.value, view)
+    view = table_state(document, pipeline)
+    if marker_status(view) is MarkerStatus.REPLACED:
+        raise refusal(table, MarkerStatus.REPLACED.value, view)
     current = document.get("current-snapshot-id")
     if view.marker is None or current is None:
         raise TableRefused(
@@ -206,26 +212,26 @@ def past_of(document: Mapping[str, Any], table: str, pipeline: str) -> Past:
     steps = {}
     for raw in document.get("snapshots") or ():
         notes = dict(raw.get("summary") or {})
-        steps[raw["snapshot-id"]] = Step(
+        steps[raw["snapshot-id"]] = HistorySnapshot(
             snapshot_id=raw["snapshot-id"],
             parent_id=raw.get("parent-snapshot-id"),
             at_ms=raw["timestamp-ms"],
             operation=notes.pop("operation", "unknown"),
             summary=notes,
         )
-    return Past(
+    return TableHistory(
         table=table,
         pipeline=pipeline,
         marker=view.marker,
         current_id=current,
         last_sequence=view.last_sequence,
         location=document["location"],
-        steps=steps,
+        snapshots=steps,
     )
 
 
-def continued(
-    past: Past, then: Marker, counts: Counts, generation: int, ids: tuple[str, str]
+def marker_after_rewind(
+    past: TableHistory, then: Marker, counts: Counts, generation: int, ids: tuple[str, str]
 ) -> Marker:
     """The marker that goes on from `then`: next in its chain, of a generation of its own."""
     run_id, commit_id = ids
@@ -241,7 +247,9 @@ def continued(
     )
 
 
-def without(steps: Iterable[Step], others: Iterable[Step]) -> list[Step]:
+def not_among(
+    steps: Iterable[HistorySnapshot], others: Iterable[HistorySnapshot]
+) -> list[HistorySnapshot]:
     """Those that are not among the others."""
     known = {step.snapshot_id for step in others}
     return [step for step in steps if step.snapshot_id not in known]
@@ -260,7 +268,7 @@ def nested(positions: Mapping[tuple[str, int], int]) -> Positions:
     return found
 
 
-def flat_positions(newest_first: Sequence[Step]) -> dict[tuple[str, int], int]:
+def flat_positions(newest_first: Sequence[HistorySnapshot]) -> dict[tuple[str, int], int]:
     """Where these commits together have moved each partition that they mention."""
     found: dict[tuple[str, int], int] = {}
     for step in reversed(newest_first):
@@ -268,11 +276,11 @@ def flat_positions(newest_first: Sequence[Step]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _rows(steps: Iterable[Step]) -> int:
+def _rows(steps: Iterable[HistorySnapshot]) -> int:
     return sum(step.records for step in steps)
 
 
-def _was_known(loss: Loss, positions: Positions) -> bool:
+def _was_accepted(loss: Loss, positions: Positions) -> bool:
     """Whether a loss was accepted by then: the position has passed its range."""
     if loss.kind in _UNTOLD or loss.stop is None:
         return True

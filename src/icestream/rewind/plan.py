@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from icestream.errors import TableRefused
-from icestream.rewind.history import Past, Step, flat, without
+from icestream.rewind.history import HistorySnapshot, TableHistory, flat, not_among
 from icestream.tables.marker import Counts, Marker, Positions
 
 # (snapshot of a quarantine table, positions) → its rows below them
@@ -13,7 +13,7 @@ CountBelow = Callable[[int, Positions], int]
 
 
 @dataclass(frozen=True)
-class Target:
+class RewindTarget:
     """Where to: a moment, or one snapshot of one table."""
 
     time_ms: int | None = None
@@ -36,11 +36,11 @@ class PartitionMove:
 
 
 @dataclass(frozen=True)
-class TablePlan:
+class TableRewind:
     """One table of the plan."""
 
     table: str
-    moves: bool  # False: it is there already, or cannot go and need not
+    changes: bool  # False: it is there already, or cannot go and need not
     from_snapshot: int
     to_snapshot: int
     to_commit: str
@@ -50,34 +50,34 @@ class TablePlan:
     snapshots_left: int
     positions: tuple[PartitionMove, ...]
     notes: tuple[str, ...]
-    then: Marker  # as it was there
+    marker: Marker  # as it was there
 
 
 @dataclass(frozen=True)
-class Plan:
+class RewindPlan:
     """All tables that are to go back, in the order in which they go."""
 
     pipeline: str
     target: str
-    tables: tuple[TablePlan, ...]
+    tables: tuple[TableRewind, ...]
     lost: tuple[str, ...] = ()  # what the source can no longer give again
     notes: tuple[str, ...] = ()
     done: bool = False
 
     @property
-    def moves(self) -> tuple[TablePlan, ...]:
+    def moves(self) -> tuple[TableRewind, ...]:
         """The tables that change."""
-        return tuple(table for table in self.tables if table.moves)
+        return tuple(table for table in self.tables if table.changes)
 
 
-def plan_table(past: Past, target: Target) -> TablePlan:
+def plan_table(past: TableHistory, target: RewindTarget) -> TableRewind:
     """Where a table goes; raises TableRefused when it cannot."""
     if target.time_ms is not None:
-        snapshot_id, notes = _at_time(past, target.time_ms)
+        snapshot_id, notes = _snapshot_at(past, target.time_ms)
     else:
         assert target.snapshot_id is not None, "a target is a time or a snapshot"
         snapshot_id, notes = target.snapshot_id, []
-        if snapshot_id not in past.steps:
+        if snapshot_id not in past.snapshots:
             raise TableRefused(
                 f"table `{past.table}` has no snapshot {snapshot_id}",
                 hint="it may have expired; every engine shows the snapshots of a table",
@@ -85,28 +85,30 @@ def plan_table(past: Past, target: Target) -> TablePlan:
     return _plan(past, snapshot_id, notes)
 
 
-def plan_aside(
-    aside: Past, table: Past, planned: TablePlan, below: CountBelow | None
-) -> tuple[TablePlan, int]:
+def plan_quarantine(
+    aside: TableHistory, table: TableHistory, planned: TableRewind, below: CountBelow | None
+) -> tuple[TableRewind, int]:
     """Where a quarantine goes with its table; → also how many bad records the table counts then.
 
     It may stay ahead, since its marker only trims, but may never lack a record below the table's
     position: nobody would read that again. `below` counts rows by offset; None: nobody can.
     """
-    limit = planned.then.positions
-    base = _last_together(aside, table, planned)
+    limit = planned.marker.positions
+    base = _last_shared_commit(aside, table, planned)
     if base is None:
         note = "its older snapshots have expired: it stays, with bad records that come again"
-        at_least = table.marker.counts.quarantined - sum(step.records for step in _filled(aside))
+        at_least = table.marker.counts.quarantined - sum(
+            step.records for step in _commits_with_rows(aside)
+        )
         counted = below(aside.current_id, limit) if below else max(0, at_least)
-        return _stay(aside, note), counted
-    loose = _left_alone(aside, table, base)
+        return _plan_to_stay(aside, note), counted
+    loose = _unmatched_commits(aside, table, base)
     # A batch that was planned again, or died, between its two commits: the table made it later.
     for step in [each for each in loose if _is_within(aside, each, limit)]:
         base, loose = step, loose[loose.index(step) + 1 :]
     counted = aside.marker_at(base.snapshot_id).counts.landed
     if not loose:
-        return _plan(aside, _newest_like(aside, base), []), counted
+        return _plan(aside, _newest_with_rows_of(aside, base), []), counted
     # The target lies inside such a batch, or before it: only the rows themselves can tell.
     choice = [base, *loose]
     chosen = choice[-1]
@@ -115,21 +117,23 @@ def plan_aside(
         counted = max(rows)
         chosen = choice[rows.index(counted)]
     notes = [] if chosen is base else ["a run died here: it keeps bad records that come again"]
-    return _plan(aside, _newest_like(aside, chosen), notes), counted
+    return _plan(aside, _newest_with_rows_of(aside, chosen), notes), counted
 
 
-def counts_then(past: Past, plan: TablePlan, quarantined: int | None, by_offsets: bool) -> Counts:
+def counts_at(
+    past: TableHistory, plan: TableRewind, quarantined: int | None, by_offsets: bool
+) -> Counts:
     """The counts as they were, as far as they are told: a summary counts no bad records.
 
     Dropped ones are at most as many as today, and no more than the positions leave room for.
     """
-    then = plan.then
+    then = plan.marker
     counts = then.counts
     if quarantined is not None:
         counts = replace(counts, quarantined=quarantined)
     if not by_offsets:
         return counts
-    first = past.own(plan.to_snapshot)[-1]
+    first = past.own_commits(plan.to_snapshot)[-1]
     start = flat(first.moved) if first.is_first else {}
     width = sum(at - start.get(place, 0) for place, at in flat(then.positions).items())
     room = max(0, width - counts.landed - counts.quarantined)
@@ -141,13 +145,13 @@ def moment(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def _at_time(past: Past, time_ms: int) -> tuple[int, list[str]]:
+def _snapshot_at(past: TableHistory, time_ms: int) -> tuple[int, list[str]]:
     """The snapshot that a table had then, seen from where it is now."""
-    way = past.way(past.current_id)
+    way = past.ancestors(past.current_id)
     there = next((step for step in way if step.at_ms <= time_ms), None)
-    if there and past.own(there.snapshot_id):
+    if there and past.own_commits(there.snapshot_id):
         return there.snapshot_id, []
-    own = past.own(past.current_id)
+    own = past.own_commits(past.current_id)
     if own and own[-1].is_first:
         note = "this pipeline came to the table after that: back to its beginning"
         return own[-1].snapshot_id, [note]
@@ -159,13 +163,13 @@ def _at_time(past: Past, time_ms: int) -> tuple[int, list[str]]:
     )
 
 
-def _plan(past: Past, snapshot_id: int, notes: Sequence[str]) -> TablePlan:
+def _plan(past: TableHistory, snapshot_id: int, notes: Sequence[str]) -> TableRewind:
     then = past.marker_at(snapshot_id)
-    there, here = past.way(snapshot_id), past.way(past.current_id)
-    left, gained = without(here, there), without(there, here)
+    there, here = past.ancestors(snapshot_id), past.ancestors(past.current_id)
+    left, gained = not_among(here, there), not_among(there, here)
     _refuse_others(past, [*left, *gained], snapshot_id)
     told = [*notes, *_foreign(left)]
-    own = past.own(past.current_id)
+    own = past.own_commits(past.current_id)
     settled = bool(own) and own[0].commit_id == past.marker.commit_id
     same = then.positions == past.marker.positions and not any(
         step.operation != "replace" and (step.number("added-records") or _deletes(step))
@@ -173,30 +177,30 @@ def _plan(past: Past, snapshot_id: int, notes: Sequence[str]) -> TablePlan:
     )
     if not settled:
         told.append("somebody has rolled it back by hand: its position follows")
-    return TablePlan(
+    return TableRewind(
         table=past.table,
-        moves=not (settled and same),
+        changes=not (settled and same),
         from_snapshot=past.current_id,
         to_snapshot=snapshot_id,
         to_commit=then.commit_id,
-        to_time_ms=past.steps[snapshot_id].at_ms,
+        to_time_ms=past.snapshots[snapshot_id].at_ms,
         rows_before=past.marker.counts.landed,
         rows_after=then.counts.landed,
         snapshots_left=len(left),
-        positions=_moves(past.marker.positions, then.positions),
+        positions=_partition_moves(past.marker.positions, then.positions),
         notes=tuple(told),
-        then=then,
+        marker=then,
     )
 
 
-def _stay(past: Past, note: str) -> TablePlan:
+def _plan_to_stay(past: TableHistory, note: str) -> TableRewind:
     """Where it is, with the marker that it has, even if no commit of ours is retained."""
-    if past.reaches(past.current_id):
+    if past.knows_marker_at(past.current_id):
         return _plan(past, past.current_id, [note])
-    here, rows = past.steps[past.current_id], past.marker.counts.landed
-    return TablePlan(
+    here, rows = past.snapshots[past.current_id], past.marker.counts.landed
+    return TableRewind(
         table=past.table,
-        moves=False,
+        changes=False,
         from_snapshot=past.current_id,
         to_snapshot=past.current_id,
         to_commit=past.marker.commit_id,
@@ -204,13 +208,15 @@ def _stay(past: Past, note: str) -> TablePlan:
         rows_before=rows,
         rows_after=rows,
         snapshots_left=0,
-        positions=_moves(past.marker.positions, past.marker.positions),
+        positions=_partition_moves(past.marker.positions, past.marker.positions),
         notes=(note,),
-        then=past.marker,
+        marker=past.marker,
     )
 
 
-def _refuse_others(past: Past, crossed: Sequence[Step], snapshot_id: int) -> None:
+def _refuse_others(
+    past: TableHistory, crossed: Sequence[HistorySnapshot], snapshot_id: int
+) -> None:
     """Another pipeline's rows would go, and its marker would not."""
     others = {step.pipeline for step in crossed if step.pipeline not in (None, past.pipeline)}
     if others:
@@ -221,7 +227,7 @@ def _refuse_others(past: Past, crossed: Sequence[Step], snapshot_id: int) -> Non
         )
 
 
-def _foreign(left: Sequence[Step]) -> list[str]:
+def _foreign(left: Sequence[HistorySnapshot]) -> list[str]:
     theirs = [step for step in left if step.pipeline is None and step.operation != "replace"]
     if not theirs:
         return []
@@ -231,41 +237,45 @@ def _foreign(left: Sequence[Step]) -> list[str]:
     return [f"{told}: {added} rows added, {deleted} deleted"]
 
 
-def _deletes(step: Step) -> int:
+def _deletes(step: HistorySnapshot) -> int:
     keys = ("deleted-records", "added-position-deletes", "added-equality-deletes")
     return sum(step.number(key) for key in keys)
 
 
-def _last_together(aside: Past, table: Past, planned: TablePlan) -> Step | None:
+def _last_shared_commit(
+    aside: TableHistory, table: TableHistory, planned: TableRewind
+) -> HistorySnapshot | None:
     """The quarantine's last commit for what its table has; both bear the same commit id."""
-    filled = {step.commit_id: step for step in _filled(aside)}
-    way = table.own(planned.to_snapshot)
+    filled = {step.commit_id: step for step in _commits_with_rows(aside)}
+    way = table.own_commits(planned.to_snapshot)
     for step in way:
         if step.commit_id in filled:
             found = filled[step.commit_id]
-            return found if aside.reaches(found.snapshot_id) else None
+            return found if aside.knows_marker_at(found.snapshot_id) else None
     # Nothing bad came since the oldest commit that is retained: what is older lies below it.
     oldest = way[-1].snapshot_id
-    bound = table.marker_at(oldest) if table.reaches(oldest) else planned.then
-    own = aside.own(aside.current_id)
+    bound = table.marker_at(oldest) if table.knows_marker_at(oldest) else planned.marker
+    own = aside.own_commits(aside.current_id)
     return next((step for step in own if _is_within(aside, step, bound.positions)), None)
 
 
-def _is_within(aside: Past, step: Step, limit: Positions) -> bool:
+def _is_within(aside: TableHistory, step: HistorySnapshot, limit: Positions) -> bool:
     """Whether a quarantine has seen no more at this commit than these positions."""
-    if not aside.reaches(step.snapshot_id):
+    if not aside.knows_marker_at(step.snapshot_id):
         return False
     reached, bound = flat(aside.marker_at(step.snapshot_id).positions), flat(limit)
     return all(at <= bound.get(place, 0) for place, at in reached.items())
 
 
-def _left_alone(aside: Past, table: Past, base: Step) -> list[Step]:
+def _unmatched_commits(
+    aside: TableHistory, table: TableHistory, base: HistorySnapshot
+) -> list[HistorySnapshot]:
     """Commits of a quarantine right after `base` that its table, as far as is known, never made."""
-    made = {step.commit_id for step in table.steps.values()}
+    made = {step.commit_id for step in table.snapshots.values()}
     found = []
-    for step in _filled(aside):
-        since: list[Step] = []
-        for each in aside.own(step.snapshot_id):
+    for step in _commits_with_rows(aside):
+        since: list[HistorySnapshot] = []
+        for each in aside.own_commits(step.snapshot_id):
             if each.snapshot_id == base.snapshot_id:
                 if not any(one.commit_id in made for one in since if one.records):
                     found.append(step)
@@ -274,9 +284,9 @@ def _left_alone(aside: Past, table: Past, base: Step) -> list[Step]:
     return [step for step in found if step.snapshot_id != base.snapshot_id]
 
 
-def _newest_like(past: Past, step: Step) -> int:
+def _newest_with_rows_of(past: TableHistory, step: HistorySnapshot) -> int:
     """The newest snapshot of the table's history before rows were added to those of `step`."""
-    own = past.own(past.current_id)
+    own = past.own_commits(past.current_id)
     at = next((n for n, each in enumerate(own) if each.snapshot_id == step.snapshot_id), None)
     if at is None:
         return step.snapshot_id
@@ -286,13 +296,15 @@ def _newest_like(past: Past, step: Step) -> int:
     return before
 
 
-def _filled(past: Past) -> list[Step]:
+def _commits_with_rows(past: TableHistory) -> list[HistorySnapshot]:
     """Every retained commit of ours that added rows, oldest first."""
-    own = [step for step in past.steps.values() if step.pipeline == past.pipeline and step.records]
+    own = [
+        step for step in past.snapshots.values() if step.pipeline == past.pipeline and step.records
+    ]
     return sorted(own, key=lambda step: step.at_ms)
 
 
-def _moves(now: Positions, then: Positions) -> tuple[PartitionMove, ...]:
+def _partition_moves(now: Positions, then: Positions) -> tuple[PartitionMove, ...]:
     before, after = flat(now), flat(then)
     return tuple(
         PartitionMove(*place, before.get(place), after.get(place))

@@ -3,23 +3,25 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from icestream.config.model import Pipeline as Config
-from icestream.config.options.source import FilesSource
+from icestream.config.model import PipelineConfig
+from icestream.config.options.source import FilesSourceOptions
 from icestream.config.router import Router
-from icestream.rewind.history import Past, nested
-from icestream.rewind.plan import TablePlan
+from icestream.rewind.history import TableHistory, nested
+from icestream.rewind.plan import TableRewind
 from icestream.sources import Source, ledger, source_for
 
 
-def lost_by(config: Config, planned: Sequence[tuple[Past, TablePlan]]) -> tuple[str, ...]:
+def losses_of(
+    config: PipelineConfig, planned: Sequence[tuple[TableHistory, TableRewind]]
+) -> tuple[str, ...]:
     """What would be gone for good, in words; raises Unreachable when the source cannot be asked."""
     found: list[str] = []
     source, router = source_for(config.source), Router(config)
     try:
         for past, plan in planned:
-            if not plan.moves:
+            if not plan.changes:
                 continue
-            if isinstance(config.source, FilesSource):
+            if isinstance(config.source, FilesSourceOptions):
                 found += _lost_files(config.source, router, past, plan)
             else:
                 found += _lost_records(source, router, plan)
@@ -28,7 +30,7 @@ def lost_by(config: Config, planned: Sequence[tuple[Past, TablePlan]]) -> tuple[
     return tuple(dict.fromkeys(found))
 
 
-def _lost_records(source: Source, router: Router, plan: TablePlan) -> Iterator[str]:
+def _lost_records(source: Source, router: Router, plan: TableRewind) -> Iterator[str]:
     """Ranges that the source has lost, and topics that the pipeline file has lost."""
     again = {
         (move.stream, move.partition): move.after or 0
@@ -40,16 +42,18 @@ def _lost_records(source: Source, router: Router, plan: TablePlan) -> Iterator[s
         route = router.route(stream)
         if stream not in read or route is None or route.table != plan.table:
             yield f"{plan.table}: topic `{stream}` does not go to this table any more"
-    lost = source.losses(nested(again), plan.then.stream_ids).lost
+    lost = source.losses(nested(again), plan.marker.stream_ids).lost
     yield from (f"{plan.table}: {loss.kind} {loss}" for loss in lost)
 
 
-def _lost_files(options: FilesSource, router: Router, past: Past, plan: TablePlan) -> Iterator[str]:
+def _lost_files(
+    options: FilesSourceOptions, router: Router, past: TableHistory, plan: TableRewind
+) -> Iterator[str]:
     """Files that were taken since, and are not there any more as they were."""
-    now, then = past.marker, plan.then
+    now, then = past.marker, plan.marker
     # Both lists are read whole: a start after the rewind needs them.
-    taken = ledger.restore(past.location, now.details.get("ledger"), _count(plan, "before"))
-    kept = ledger.restore(past.location, then.details.get("ledger"), _count(plan, "after"))
+    taken = ledger.restore_ledger(past.location, now.details.get("ledger"), _count(plan, "before"))
+    kept = ledger.restore_ledger(past.location, then.details.get("ledger"), _count(plan, "after"))
     for split in taken.splits[len(kept) :]:
         route = router.route(split.path)
         if not split.lines or route is None or route.table != plan.table:
@@ -63,5 +67,5 @@ def _lost_files(options: FilesSource, router: Router, past: Past, plan: TablePla
             yield f"file `{split.path}`: changed since it was taken"
 
 
-def _count(plan: TablePlan, when: str) -> int:
+def _count(plan: TableRewind, when: str) -> int:
     return sum(getattr(move, when) or 0 for move in plan.positions)

@@ -12,54 +12,63 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from pyiceberg.table import Table
 
 from icestream.catalogs import catalog_for
-from icestream.commit.rewind import move
-from icestream.config.model import Pipeline as Config
+from icestream.commit.rewind import commit_rewind
+from icestream.config.model import PipelineConfig
 from icestream.errors import Gap, GaveUp, TableRefused, Unreachable, UsageError
-from icestream.rewind.history import Past, continued, flat, past_of
-from icestream.rewind.plan import Plan, TablePlan, Target, counts_then, plan_aside, plan_table
-from icestream.rewind.replay import lost_by
+from icestream.rewind.history import TableHistory, flat, marker_after_rewind, table_history
+from icestream.rewind.plan import (
+    RewindPlan,
+    RewindTarget,
+    TableRewind,
+    counts_at,
+    plan_quarantine,
+    plan_table,
+)
+from icestream.rewind.replay import losses_of
 from icestream.tables.design import quarantine_name
-from icestream.tables.inventory import answering, routed_tables
+from icestream.tables.inventory import routed_tables, translate_catalog_errors
 from icestream.tables.marker import Counts, Positions, property_name
 
 _ATTEMPTS = 5  # a run that is still at work may commit between our look and our commit
 
 
 @dataclass(frozen=True)
-class Seen:
+class LoadedTable:
     """One table at one moment."""
 
     table: Table
-    past: Past
+    history: TableHistory
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedRewind:
     """A plan, and what carrying it out takes."""
 
-    plan: Plan
-    seen: Mapping[str, Seen]
+    plan: RewindPlan
+    seen: Mapping[str, LoadedTable]
     counts: Mapping[str, Counts]
     generation: int  # above that of every table of the pipeline
 
 
-def plan_rewind(config: Config, target: Target, only: str | None = None) -> Plan:
+def plan_rewind(
+    config: PipelineConfig, target: RewindTarget, only: str | None = None
+) -> RewindPlan:
     """What a rewind would do; writes nothing. A source that is away becomes a note."""
-    with answering(config.catalog.name):
+    with translate_catalog_errors(config.catalog.name):
         ready = _prepare(config, _open(config), target, only)
     try:
-        return replace(ready.plan, lost=_lost(config, ready))
+        return replace(ready.plan, lost=_losses(config, ready))
     except Unreachable as failure:
         note = f"whether the source still has the records was not checked: {failure.what}"
         return replace(ready.plan, notes=(*ready.plan.notes, note))
 
 
 def rewind(
-    config: Config, target: Target, only: str | None = None, accept_loss: bool = False
-) -> Plan:
+    config: PipelineConfig, target: RewindTarget, only: str | None = None, accept_loss: bool = False
+) -> RewindPlan:
     """Do it; → what was done. A repetition finishes what a failure has left undone."""
     run_id, tried, first = uuid.uuid4().hex, 0, None
-    with answering(config.catalog.name):
+    with translate_catalog_errors(config.catalog.name):
         catalog = _open(config)
         while True:
             ready = _prepare(config, catalog, target, only)
@@ -68,7 +77,7 @@ def rewind(
                 if not accept_loss:
                     _refuse_loss(config, ready)
             try:
-                _carry_out(config.name, catalog, ready, run_id)
+                _commit_all(config.name, catalog, ready, run_id)
                 return replace(first, done=True)
             except (CommitFailedException, CommitStateUnknownException) as failure:
                 tried += 1
@@ -81,13 +90,15 @@ def rewind(
             time.sleep(0.1 * 2**tried)  # what landed all the same is seen by the next look
 
 
-def _open(config: Config) -> Catalog:
+def _open(config: PipelineConfig) -> Catalog:
     opened = catalog_for(config.catalog)
     opened.check()
     return opened.open()
 
 
-def _prepare(config: Config, catalog: Catalog, target: Target, only: str | None) -> Ready:
+def _prepare(
+    config: PipelineConfig, catalog: Catalog, target: RewindTarget, only: str | None
+) -> PreparedRewind:
     """Look at every table of the pipeline and plan those that are to go."""
     names = [name for name, _ in routed_tables(config, catalog)]
     if only is not None and only not in names:
@@ -99,28 +110,28 @@ def _prepare(config: Config, catalog: Catalog, target: Target, only: str | None)
         name: found
         for table in names
         for name in (table, quarantine_name(table))
-        if (found := _look(config, catalog, name))
+        if (found := _load_table(config, catalog, name))
     }
     by_offsets = config.source.type != "files"
-    plans: dict[str, TablePlan] = {}
+    plans: dict[str, TableRewind] = {}
     counts: dict[str, Counts] = {}
     for name in _chosen(config, [name for name in names if name in seen], seen, target, only):
-        past, bad = seen[name].past, None
+        past, bad = seen[name].history, None
         _refuse_version(name, seen[name].table)
         plan = plans[name] = plan_table(past, target)
         if aside := seen.get(quarantine_name(name)):
             _refuse_version(quarantine_name(name), aside.table)
             below = partial(rows_below, aside.table) if by_offsets else None
-            along, bad = plan_aside(aside.past, past, plan, below)
-            plans[along.table], counts[along.table] = along, along.then.counts
-        counts[name] = counts_then(past, plan, bad, by_offsets)
+            along, bad = plan_quarantine(aside.history, past, plan, below)
+            plans[along.table], counts[along.table] = along, along.marker.counts
+        counts[name] = counts_at(past, plan, bad, by_offsets)
     # A table before its quarantine: one that is ahead, should we die in between, is safe.
     ordered = tuple(plans[name] for name in sorted(plans))
-    generation = 1 + max((each.past.marker.generation for each in seen.values()), default=0)
-    return Ready(Plan(config.name, str(target), ordered), seen, counts, generation)
+    generation = 1 + max((each.history.marker.generation for each in seen.values()), default=0)
+    return PreparedRewind(RewindPlan(config.name, str(target), ordered), seen, counts, generation)
 
 
-def _look(config: Config, catalog: Catalog, name: str) -> Seen | None:
+def _load_table(config: PipelineConfig, catalog: Catalog, name: str) -> LoadedTable | None:
     """A table of ours; None if it does not exist or no run has claimed it yet."""
     if not catalog.table_exists(name):
         return None
@@ -132,7 +143,7 @@ def _look(config: Config, catalog: Catalog, name: str) -> Seen | None:
     )
     if not own and property_name(config.name) not in table.properties:
         return None
-    return Seen(table, past_of(document, name, config.name))
+    return LoadedTable(table, table_history(document, name, config.name))
 
 
 def _refuse_version(name: str, table: Table) -> None:
@@ -145,7 +156,11 @@ def _refuse_version(name: str, table: Table) -> None:
 
 
 def _chosen(
-    config: Config, tables: list[str], seen: Mapping[str, Seen], target: Target, only: str | None
+    config: PipelineConfig,
+    tables: list[str],
+    seen: Mapping[str, LoadedTable],
+    target: RewindTarget,
+    only: str | None,
 ) -> list[str]:
     """Every table for a time, unless one is named; for a snapshot the one that has it."""
     if only is not None:
@@ -162,7 +177,7 @@ def _chosen(
                 hint="there is nothing to go back to",
             )
         return tables
-    having = [name for name in seen if target.snapshot_id in seen[name].past.steps]
+    having = [name for name in seen if target.snapshot_id in seen[name].history.snapshots]
     if not having:
         raise TableRefused(
             f"no table of pipeline `{config.name}` has a snapshot {target.snapshot_id}",
@@ -176,18 +191,18 @@ def _chosen(
     return having
 
 
-def _lost(config: Config, ready: Ready) -> tuple[str, ...]:
+def _losses(config: PipelineConfig, ready: PreparedRewind) -> tuple[str, ...]:
     """What cannot be read again; a quarantine's records are read for its table."""
     names = {quarantine_name(name) for name in ready.seen}
-    return lost_by(
+    return losses_of(
         config,
-        [(ready.seen[p.table].past, p) for p in ready.plan.tables if p.table not in names],
+        [(ready.seen[p.table].history, p) for p in ready.plan.tables if p.table not in names],
     )
 
 
-def _refuse_loss(config: Config, ready: Ready) -> None:
+def _refuse_loss(config: PipelineConfig, ready: PreparedRewind) -> None:
     try:
-        lost = _lost(config, ready)
+        lost = _losses(config, ready)
     except Unreachable as failure:
         raise Unreachable(
             f"whether the source still has the records cannot be told: {failure.what}",
@@ -204,13 +219,13 @@ def _refuse_loss(config: Config, ready: Ready) -> None:
         )
 
 
-def _carry_out(pipeline: str, catalog: Catalog, ready: Ready, run_id: str) -> None:
+def _commit_all(pipeline: str, catalog: Catalog, ready: PreparedRewind, run_id: str) -> None:
     for plan in ready.plan.moves:
         seen = ready.seen[plan.table]
         ids = (run_id, uuid.uuid4().hex)
         counts = ready.counts[plan.table]
-        marker = continued(seen.past, plan.then, counts, ready.generation, ids)
-        move(catalog, seen.table, plan, marker)
+        marker = marker_after_rewind(seen.history, plan.marker, counts, ready.generation, ids)
+        commit_rewind(catalog, seen.table, plan, marker)
 
 
 def rows_below(table: Table, snapshot_id: int, limit: Positions) -> int:

@@ -14,7 +14,7 @@ _SIGNS = (
 )
 
 
-def refused(failure: BaseException, state: Path) -> StorageFailed | None:
+def disk_error(failure: BaseException, state: Path) -> StorageFailed | None:
     """The error for a failure behind which a disk is, as its text says; None for any other."""
     text = str(failure)
     cause = next((sign for sign in _SIGNS if sign in text), None)
@@ -28,11 +28,11 @@ def refused(failure: BaseException, state: Path) -> StorageFailed | None:
 
 
 @contextmanager
-def told(state: Path) -> Iterator[None]:
+def translate_disk_errors(state: Path) -> Iterator[None]:
     """What fails because of a disk says so."""
     try:
         yield
     except Exception as failure:
-        if not isinstance(failure, IcestreamError) and (full := refused(failure, state)):
+        if not isinstance(failure, IcestreamError) and (full := disk_error(failure, state)):
             raise full from None
         raise

@@ -15,17 +15,17 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from icestream.batch.mirrors import Mirrors
 from icestream.catalogs import catalog_for, storage_of
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.table_builder import Builder
-from icestream.commit.table_commits import describe
-from icestream.config.model import Pipeline as Config
+from icestream.commit.table_builder import TableBuilder
+from icestream.commit.table_commits import describe_range
+from icestream.config.model import PipelineConfig
 from icestream.errors import GaveUp, IcestreamError, SparkEnded
-from icestream.events import Bus, RunFailed, RunStopped
+from icestream.events import EventBus, RunFailed, RunStopped
 from icestream.failpoints import failpoint
 from icestream.formats import format_for
-from icestream.maintain.thread import Maintenance
+from icestream.maintain.thread import MaintenanceThread
 from icestream.pipeline import Pipeline
 from icestream.run import failures
-from icestream.run.restart_policy import passes
+from icestream.run.restart_policy import is_retryable
 from icestream.sources import Query, Source, source_for
 from icestream.spark.ended import exit_code, folder_deleted, spark_ended
 from icestream.tables.design import declared_design
@@ -42,18 +42,18 @@ class StopRequested(Exception):
 
 
 @dataclass
-class Run:
+class PipelineRun:
     """One pipeline on its way."""
 
-    config: Config
+    config: PipelineConfig
     pipeline: Pipeline
     source: Source
-    maintenance: Maintenance | None = None
+    maintenance: MaintenanceThread | None = None
     query: Query | None = None
     failure: BaseException | None = None
     stopping: bool = False
-    refused: bool = False  # a batch came up after the stop and was sent away
-    at_work: threading.Lock = field(default_factory=threading.Lock)
+    batch_turned_away: bool = False  # a batch came up after the stop and was sent away
+    batch_lock: threading.Lock = field(default_factory=threading.Lock)
     drained: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -63,65 +63,67 @@ class Run:
         try:
             return query is not None and not query.isActive and query.exception() is not None
         except (Py4JError, OSError):
-            self._without_spark()
+            self._mark_spark_ended()
             return True
 
     @property
     def stuck_on(self) -> str | None:
         """The range of the batch that is under way, or was when the stream broke."""
-        batch = self.pipeline.under_way
-        return describe(batch) if batch else None
+        batch = self.pipeline.current_range
+        return describe_range(batch) if batch else None
 
-    def handle(self, frame: "DataFrame", batch_id: int) -> None:
+    def process_batch(self, frame: "DataFrame", batch_id: int) -> None:
         """One batch, called by the stream as Spark calls foreachBatch; nothing once we stop."""
-        with self.at_work:
+        with self.batch_lock:
             if self.stopping:
-                self.refused = True
+                self.batch_turned_away = True
                 raise StopRequested
             try:
                 failpoint("batch-begins")
-                with self._turn():
+                with self._batch_turn():
                     self.pipeline.process(frame, batch_id)
             except BaseException as failure:
                 self.failure = failure
                 raise
 
-    def _turn(self) -> AbstractContextManager[None]:
+    def _batch_turn(self) -> AbstractContextManager[None]:
         return self.maintenance.turns.batch() if self.maintenance else nullcontext()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Let the batch under way reach its commit, then end the stream and clean up."""
         if self.maintenance:
             self.maintenance.ask_to_stop()
-        with self.at_work:
+        with self.batch_lock:
             pass  # not held on to: Spark may be waiting with a batch that `handle` sends away
         try:
             if self.query is not None:
                 broken = self.query.exception()  # before the stop, which may break Spark's query
                 self.query.stop()
-                if self.failure is None and not self.refused:  # known only now: no batch comes
+                if (
+                    self.failure is None and not self.batch_turned_away
+                ):  # known only now: no batch comes
                     self.failure = broken
         except (Py4JError, OSError):
-            self._without_spark()
+            self._mark_spark_ended()
         if self.maintenance:
             self.maintenance.stop()
         try:
             if self.failure is None:
-                self.pipeline.close()
+                self.pipeline.commit_consumed()
         except BaseException as failure:
             self.failure = failure
         if self.failure is not None:
-            self.failure = self._explained(self.failure)
+            self.failure = self._as_icestream_error(self.failure)
         self.clean_up()
 
     def clean_up(self) -> None:
         """Leave nothing behind that was for this run alone."""
         self.source.close()
-        self.pipeline.let_go()
+        self.pipeline.shut_down()
         if self.pipeline.scratch:
             shutil.rmtree(self.pipeline.scratch, ignore_errors=True)
 
-    def tell(self, bus: Bus, reason: str) -> None:
+    def emit_end(self, bus: EventBus, reason: str) -> None:
         """Say how it ended."""
         name, run_id = self.config.name, self.pipeline.run_id
         if self.failure is None:
@@ -129,7 +131,7 @@ class Run:
         else:
             bus.emit(RunFailed(name, run_id, str(self.failure), type(self.failure).__name__))
 
-    def _without_spark(self) -> SparkEnded:
+    def _mark_spark_ended(self) -> SparkEnded:
         """The JVM is gone: nothing can be asked or stopped there any more."""
         query, self.query = self.query, None
         self.failure = ended = spark_ended(self.config, exit_code(_DEATH_SECONDS))
@@ -138,64 +140,64 @@ class Run:
                 query.stop()
         return ended
 
-    def _explained(self, failure: BaseException) -> IcestreamError:
+    def _as_icestream_error(self, failure: BaseException) -> IcestreamError:
         """The failure in our own words; what Spark says of it is in the log."""
         try:
-            reason = self.reason(failure)
+            reason = self.find_cause(failure)
         except Exception as another:
-            if _may_be_death(another):  # and the failure was the first sign of it
-                return self._without_spark()
+            if _is_connection_loss(another):  # and the failure was the first sign of it
+                return self._mark_spark_ended()
             reason = None
-        return reason or unexplained(self.config, failure)
+        return reason or unknown_failure(self.config, failure)
 
-    def reason(self, failure: BaseException) -> IcestreamError | None:
+    def find_cause(self, failure: BaseException) -> IcestreamError | None:
         """What is behind a failure, if we can tell."""
-        if isinstance(failure, IcestreamError) and not passes(failure):
+        if isinstance(failure, IcestreamError) and not is_retryable(failure):
             return failure
         deleted = folder_deleted(self.config)
         scratch = self.pipeline.scratch
         if deleted or (scratch and not scratch.is_dir()):
             # Deleted by hand, or by a run that has fenced this one. A refusal counts for more:
             # whoever starts the run again would take over from the one that has fenced it.
-            refused = self.pipeline.diagnose()
-            if refused and not passes(refused):
+            refused = self.pipeline.explain_failure()
+            if refused and not is_retryable(refused):
                 return refused
         if deleted:
             return deleted
         if isinstance(failure, IcestreamError):
             return failure
-        full = failures.refused(failure, Path(self.config.state_location))
-        return full or self.pipeline.diagnose()
+        full = failures.disk_error(failure, Path(self.config.state_location))
+        return full or self.pipeline.explain_failure()
 
 
-def _may_be_death(failure: BaseException) -> bool:
+def _is_connection_loss(failure: BaseException) -> bool:
     """Whether Java did not answer; it does when it says what failed."""
     return isinstance(failure, Py4JError | ConnectionError) and not isinstance(
         failure, Py4JJavaError
     )
 
 
-def _death(config: Config, failure: BaseException) -> SparkEnded | None:
+def _spark_death(config: PipelineConfig, failure: BaseException) -> SparkEnded | None:
     """The end of the JVM, if that is behind a failure."""
     # A connection that breaks may be to another server; Java is alive then, all that time.
-    code = exit_code(_DEATH_SECONDS if _may_be_death(failure) else 0)
+    code = exit_code(_DEATH_SECONDS if _is_connection_loss(failure) else 0)
     return None if code is None else spark_ended(config, code)
 
 
 @contextmanager
-def _deaths_told(config: Config) -> Iterator[None]:
+def _translate_spark_death(config: PipelineConfig) -> Iterator[None]:
     """What fails because the JVM is gone says so."""
     try:
         yield
     except Exception as failure:
-        if not isinstance(failure, IcestreamError) and (ended := _death(config, failure)):
+        if not isinstance(failure, IcestreamError) and (ended := _spark_death(config, failure)):
             raise ended from None
         raise
 
 
-def unexplained(config: Config, failure: BaseException) -> GaveUp:
+def unknown_failure(config: PipelineConfig, failure: BaseException) -> GaveUp:
     """A failure that nobody knows, for the log in full and for people in one line."""
-    if ended := _death(config, failure):
+    if ended := _spark_death(config, failure):
         return ended
     logs = Path(config.state_location) / "logs"
     text = str(failure).strip().splitlines()
@@ -211,55 +213,59 @@ def unexplained(config: Config, failure: BaseException) -> GaveUp:
     )
 
 
-def start(
+def start_run(
     spark: "SparkSession",
-    config: Config,
-    bus: Bus,
+    config: PipelineConfig,
+    bus: EventBus,
     once: bool,
     accept_loss: bool,
     runs: list[str] | None = None,
-) -> Run:
+) -> PipelineRun:
     """Claim the pipeline's tables and begin its stream; raises what keeps it from that.
 
     `runs` are those of this process that broke. The new one is added before it claims anything.
     """
     runs = [] if runs is None else runs
     source = source_for(config.source)
-    with _deaths_told(config):
-        pipeline, maintenance = assembled(spark, config, bus, source, tuple(runs))
+    with _translate_spark_death(config):
+        pipeline, maintenance = build_pipeline(spark, config, bus, source, tuple(runs))
     runs.append(pipeline.run_id)
     folder = Path(config.state_location) / config.name / "runs"
     once = once or config.commit_interval == "once"
     # What ends by itself ends soon: `icestream maintain` is for after that.
-    run = Run(config, pipeline, source, None if once else maintenance)
+    run = PipelineRun(config, pipeline, source, None if once else maintenance)
     ends = once and source.ends_by_itself
     try:
-        with _deaths_told(config):
+        with _translate_spark_death(config):
             stream = pipeline.open(spark, folder, once, accept_loss)
             assert pipeline.scratch is not None
             name = f"icestream {config.name} {pipeline.run_id}"
             checkpoint = pipeline.scratch / "checkpoint"
             interval = 0.0 if once else _seconds(config)
-            run.query = stream.start(name, run.handle, checkpoint, interval)
+            run.query = stream.start(name, run.process_batch, checkpoint, interval)
     except BaseException as failure:
         reason = None
         if isinstance(failure, Exception):
             with suppress(Exception):  # no reason is as good as none
-                reason = run.reason(failure)
+                reason = run.find_cause(failure)
         run.clean_up()
         told = reason or failure
         bus.emit(RunFailed(config.name, pipeline.run_id, str(told), type(told).__name__))
         raise told from None
     if once:
-        threading.Thread(target=_drain, args=(run, ends), daemon=True).start()
+        threading.Thread(target=_wait_until_drained, args=(run, ends), daemon=True).start()
     elif run.maintenance:
         run.maintenance.start()
     return run
 
 
-def assembled(
-    spark: "SparkSession", config: Config, bus: Bus, source: Source, after: Sequence[str] = ()
-) -> tuple[Pipeline, Maintenance | None]:
+def build_pipeline(
+    spark: "SparkSession",
+    config: PipelineConfig,
+    bus: EventBus,
+    source: Source,
+    after: Sequence[str] = (),
+) -> tuple[Pipeline, MaintenanceThread | None]:
     """All that a run needs, put together; nothing is claimed yet, and nothing looked after."""
     catalog = catalog_for(config.catalog)
     catalog.check()  # in plain words, before Java says it in its own
@@ -270,7 +276,7 @@ def assembled(
     tables = IcebergTables(jvm, jvm_catalog, config.name)
     record_format = format_for(config.source.format)
     include = getattr(config.source, "include", ())
-    builder = Builder(jvm, jvm_catalog, tables)
+    builder = TableBuilder(jvm, jvm_catalog, tables)
     cores = spark.sparkContext.defaultParallelism
     mirrors = Mirrors(config, storage_of(catalog), builder, bus, cores)
     pipeline = Pipeline(
@@ -286,16 +292,18 @@ def assembled(
     )
     if config.maintenance is False:
         return pipeline, None
-    return pipeline, Maintenance(config, config.maintenance, spark, bus, pipeline.run_id, mirrors)
+    return pipeline, MaintenanceThread(
+        config, config.maintenance, spark, bus, pipeline.run_id, mirrors
+    )
 
 
-def _seconds(config: Config) -> float:
+def _seconds(config: PipelineConfig) -> float:
     """Between the begins of two batches."""
     interval = config.commit_interval
     return interval.total_seconds() if isinstance(interval, timedelta) else 0.0
 
 
-def _drain(run: Run, ends: bool) -> None:
+def _wait_until_drained(run: PipelineRun, ends: bool) -> None:
     """`once`: wait for the stream's own end, or until a look at the source finds nothing new."""
     assert run.query is not None
     try:

@@ -21,21 +21,21 @@ _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 
 
 @dataclass
-class Patience:
+class RestartPolicy:
     """What is left of it, for one pipeline."""
 
     failures: int = 0  # in a row
     since: float | None = None  # when the first of them was
 
-    def progressed(self) -> None:
+    def reset(self) -> None:
         """Something was committed."""
         self.failures, self.since = 0, None
 
-    def wait(self, failure: IcestreamError, now: float) -> float | None:
+    def next_delay(self, failure: IcestreamError, now: float) -> float | None:
         """Seconds until the next try, or None: no more of them."""
         self.failures += 1
         self.since = now if self.since is None else self.since
-        if not passes(failure):
+        if not is_retryable(failure):
             return None
         if isinstance(failure, Unreachable):
             if now - self.since > OUTAGE_SECONDS:
@@ -45,7 +45,7 @@ class Patience:
         return min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (self.failures - 1))
 
 
-def passes(failure: IcestreamError) -> bool:
+def is_retryable(failure: IcestreamError) -> bool:
     """Whether it may go well next time: what a table, a file or a person refuses does not."""
     hopeless = isinstance(failure, JarsMissing | SparkEnded | TopicMissing)
     return isinstance(failure, GaveUp | Unreachable) and not hopeless

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 
-def make(folder: Path, generation: int, run_id: str) -> Path:
+def make_scratch(folder: Path, generation: int, run_id: str) -> Path:
     """A folder for a run that has just claimed its tables."""
     scratch = folder / f"{generation}-{run_id}"
     scratch.mkdir(parents=True)

@@ -11,12 +11,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from icestream.catalogs import catalog_for, spark_conf
-from icestream.config.load import Loaded
-from icestream.config.model import Pipeline as Config
+from icestream.config.load import LoadedConfig
+from icestream.config.model import PipelineConfig
 from icestream.errors import ConfigError, GaveUp, IcestreamError, SetupError
 from icestream.events import (
-    Bus,
     Event,
+    EventBus,
     Listener,
     RunFailed,
     RunRestarting,
@@ -25,8 +25,8 @@ from icestream.events import (
 )
 from icestream.observe.history import History
 from icestream.run import failures, pipeline_run
-from icestream.run.pipeline_run import Run
-from icestream.run.restart_policy import Patience, passes
+from icestream.run.pipeline_run import PipelineRun
+from icestream.run.restart_policy import RestartPolicy, is_retryable
 from icestream.sources import source_for
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ _POLL_SECONDS = 0.2
 
 
 def run(
-    files: Sequence[Loaded],
-    bus: Bus,
+    files: Sequence[LoadedConfig],
+    bus: EventBus,
     once: bool = False,
     seconds: float | None = None,
     accept_loss: bool = False,
@@ -56,7 +56,7 @@ def run(
         sources = [source_for(config.source) for config in configs]
         sets = [name for source in sources for name in source.jar_sets]
         flags = [flag for source in sources for flag in source.java_options]
-        with failures.told(state):
+        with failures.translate_disk_errors(state):
             spark = session.start(configs[0].name, state, settings, sets, flags, progress)
             listen()
             threading.Thread(target=_warm_up, args=(spark,), daemon=True).start()
@@ -67,7 +67,7 @@ def run(
                     spark.stop()
 
 
-def _state_folder(config: Config) -> Path:
+def _state_folder(config: PipelineConfig) -> Path:
     """Where derived data goes; raises SetupError when nothing can."""
     state = Path(config.state_location)
     hint = "set `state_location` to a folder that you may write to"
@@ -113,8 +113,8 @@ def stop_signals() -> Iterator[tuple[threading.Event, Callable[[], None]]]:
 
 def run_on(
     spark: "SparkSession",
-    configs: Sequence[Config],
-    bus: Bus,
+    configs: Sequence[PipelineConfig],
+    bus: EventBus,
     once: bool = False,
     seconds: float | None = None,
     stop: threading.Event | None = None,
@@ -122,18 +122,18 @@ def run_on(
 ) -> None:
     """Run pipelines on a session that somebody else owns."""
     stop = stop or threading.Event()
-    watched: list[Supervised] = []
+    watched: list[SupervisedPipeline] = []
     reason = "stopped"
     with ExitStack() as stack:
         for config in configs:
-            bus.join(_history(config, stack))
+            bus.join(_history_listener(config, stack))
         begun = threading.Event()
         bus.join(lambda event: begun.set() if isinstance(event, TableCommitted) else None)
         try:
             for config in configs:
                 if not stop.is_set():
-                    watched.append(Supervised(spark, config, bus, once, accept_loss))
-            reason = _wait(watched, stop, seconds, begun)
+                    watched.append(SupervisedPipeline(spark, config, bus, once, accept_loss))
+            reason = _supervise(watched, stop, seconds, begun)
         finally:
             # Asking all before waiting for any: each may be in the middle of a batch.
             for each in watched:
@@ -145,23 +145,28 @@ def run_on(
             raise each.failure
 
 
-class Supervised:
+class SupervisedPipeline:
     """A pipeline over its restarts: a run that breaks is begun again, after a wait, for a while."""
 
     def __init__(
-        self, spark: "SparkSession", config: Config, bus: Bus, once: bool, accept_loss: bool
+        self,
+        spark: "SparkSession",
+        config: PipelineConfig,
+        bus: EventBus,
+        once: bool,
+        accept_loss: bool,
     ) -> None:
         self._spark = spark
         self._config = config
         self._bus = bus
         self._once = once
-        self._patience = Patience()
+        self._patience = RestartPolicy()
         self._runs: list[str] = []
         self._due: float | None = None  # when the next try begins
         self.failure: IcestreamError | None = None
-        bus.join(self._notice)
+        bus.join(self._on_event)
         # The first start is no restart: who mistyped an address wants to know now.
-        self._run: Run | None = pipeline_run.start(
+        self._run: PipelineRun | None = pipeline_run.start_run(
             spark, config, bus, once, accept_loss, self._runs
         )
 
@@ -170,15 +175,15 @@ class Supervised:
         """Whether all that was there is committed."""
         return self._run is not None and self._run.drained.is_set()
 
-    def look(self, now: float) -> bool:
+    def poll(self, now: float) -> bool:
         """Deal with a broken run, begin a due one; → whether it is worth going on."""
         if self._run is None:
             if self._due is not None and now >= self._due:
-                self._begin(now)
+                self._restart(now)
         elif self._run.broken:
             broken, self._run = self._run, None
-            broken.end()
-            self._failed(broken.failure, broken.pipeline.run_id, broken.stuck_on, now)
+            broken.stop()
+            self._retry_or_give_up(broken.failure, broken.pipeline.run_id, broken.stuck_on, now)
         return self.failure is None
 
     def ask_to_stop(self) -> None:
@@ -189,32 +194,34 @@ class Supervised:
     def stop(self, reason: str) -> None:
         """Wait for the commit of the batch under way, then end."""
         if self._run:
-            self._run.end()
-            self._run.tell(self._bus, reason)
+            self._run.stop()
+            self._run.emit_end(self._bus, reason)
             if isinstance(self._run.failure, IcestreamError):
                 self.failure = self._run.failure
         elif self.failure is None:  # stopped while it waited for its next try
             self._bus.emit(RunStopped(self._config.name, "", reason))
         self._run = None
 
-    def _begin(self, now: float) -> None:
+    def _restart(self, now: float) -> None:
         self._due = None
         try:
             # What was lost by now was not meant by `--accept-loss` when we were started.
-            self._run = pipeline_run.start(
+            self._run = pipeline_run.start_run(
                 self._spark, self._config, self._bus, self._once, False, self._runs
             )
         except IcestreamError as failure:
-            self._failed(failure, "", None, now)
+            self._retry_or_give_up(failure, "", None, now)
         except Exception as failure:
             # In Spark's or Java's own words: another try is as good as after a broken batch.
-            self._failed(pipeline_run.unexplained(self._config, failure), "", None, now)
+            self._retry_or_give_up(
+                pipeline_run.unknown_failure(self._config, failure), "", None, now
+            )
 
-    def _failed(
+    def _retry_or_give_up(
         self, failure: BaseException | None, run_id: str, stuck_on: str | None, now: float
     ) -> None:
         assert isinstance(failure, IcestreamError), "a run that broke was explained at its end"
-        wait = self._patience.wait(failure, now)
+        wait = self._patience.next_delay(failure, now)
         if wait is not None:
             self._due = now + wait
             self._bus.emit(
@@ -224,21 +231,23 @@ class Supervised:
             )
             return
         tries = self._patience.failures
-        self.failure = failure if tries == 1 else _gave_up(self._config, failure, tries, stuck_on)
+        self.failure = (
+            failure if tries == 1 else _final_error(self._config, failure, tries, stuck_on)
+        )
         self._bus.emit(
             RunFailed(self._config.name, run_id, str(self.failure), type(self.failure).__name__)
         )
 
-    def _notice(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, TableCommitted) and event.pipeline == self._config.name:
-            self._patience.progressed()
+            self._patience.reset()
 
 
-def _gave_up(
-    config: Config, failure: IcestreamError, tries: int, stuck_on: str | None
+def _final_error(
+    config: PipelineConfig, failure: IcestreamError, tries: int, stuck_on: str | None
 ) -> IcestreamError:
     """What is left to say after many tries; a refusal is a refusal after any number of them."""
-    if not passes(failure):
+    if not is_retryable(failure):
         return failure
     cause = failure.what.removeprefix(f"pipeline `{config.name}`: ")
     return GaveUp(
@@ -251,14 +260,14 @@ def _gave_up(
 def _warm_up(spark: "SparkSession") -> None:
     """Start the Python workers' daemon while the tables are being claimed."""
     with suppress(Exception):  # a failure here will show again where it matters
-        spark.range(1).mapInArrow(_pass, "id long").collect()  # type: ignore[arg-type]
+        spark.range(1).mapInArrow(_unchanged, "id long").collect()  # type: ignore[arg-type]
 
 
-def _pass(batches: Iterator[Any]) -> Iterator[Any]:
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
     return batches
 
 
-def _history(config: Config, stack: ExitStack) -> Listener:
+def _history_listener(config: PipelineConfig, stack: ExitStack) -> Listener:
     """A listener that remembers this pipeline's events until the stack unwinds."""
     history = stack.enter_context(closing(History(Path(config.state_location))))
 
@@ -269,8 +278,8 @@ def _history(config: Config, stack: ExitStack) -> Listener:
     return listen
 
 
-def _wait(
-    watched: Sequence[Supervised],
+def _supervise(
+    watched: Sequence[SupervisedPipeline],
     stop: threading.Event,
     seconds: float | None,
     begun: threading.Event,
@@ -282,14 +291,14 @@ def _wait(
             left -= _POLL_SECONDS
             if left <= 0:
                 return "time is up"
-        if not all(each.look(time.monotonic()) for each in watched):
+        if not all(each.poll(time.monotonic()) for each in watched):
             return "failed"
         if watched and all(each.drained for each in watched):
             return "everything that was there is committed"
     return "stopped by a signal"
 
 
-def _refuse_conflicts(configs: Sequence[Config]) -> None:
+def _refuse_conflicts(configs: Sequence[PipelineConfig]) -> None:
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise ConfigError("two of the files have the same pipeline `name`")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from icestream.commit.protocol import Range
+from icestream.commit.protocol import PositionRange
 from icestream.errors import Unreachable
 from icestream.plugins import plugin
 from icestream.tables.marker import Loss, Marker, Positions
@@ -25,7 +25,7 @@ SOURCES = {
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPositions:
     """Where a table that has no marker yet begins, stored with its claim."""
 
     positions: Positions
@@ -33,7 +33,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Losses:
+class LossReport:
     """What a source can no longer give; the streams concerned go on at `resume` or are gone."""
 
     lost: tuple[Loss, ...] = ()
@@ -41,7 +41,7 @@ class Losses:
     stream_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """Runs in a task: what Spark delivered → record batches in the shape of RECORDS; picklable."""
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -50,7 +50,7 @@ class Reader(Protocol):
 
 
 # Brings one batch in; the number is that of the offset log.
-Handle = Callable[["DataFrame", int], None]
+BatchHandler = Callable[["DataFrame", int], None]
 
 
 class Query(Protocol):
@@ -81,7 +81,7 @@ class Query(Protocol):
 class Stream(Protocol):
     """What a source opens: batches from a position on, once it is started."""
 
-    def start(self, name: str, handle: Handle, checkpoint: Path, interval: float) -> Query:
+    def start(self, name: str, handle: BatchHandler, checkpoint: Path, interval: float) -> Query:
         """Log each batch's end to `checkpoint/offsets/` as Spark does, then hand it over."""
         ...
 
@@ -93,7 +93,7 @@ class SparkStream:
     frame: "DataFrame"
     ends: bool  # at what is there when it starts
 
-    def start(self, name: str, handle: Handle, checkpoint: Path, interval: float) -> Query:
+    def start(self, name: str, handle: BatchHandler, checkpoint: Path, interval: float) -> Query:
         """Spark's foreachBatch."""
         trigger: dict[str, Any] = {"processingTime": f"{int(interval * 1000)} milliseconds"}
         if self.ends:
@@ -110,7 +110,7 @@ class SparkStream:
 class Source(Protocol):
     """Lives on the driver for one run; the pipeline calls it in this order."""
 
-    reader: Reader
+    reader: RecordReader
     shared_streams: frozenset[str]  # streams whose positions cover the topics of every table
     jar_sets: tuple[str, ...]  # of jars.lock.toml, besides core
     java_options: Sequence[str]  # for the JVM that reads it
@@ -128,11 +128,11 @@ class Source(Protocol):
         """The first records, read without Spark and without taking anything."""
         ...
 
-    def recall(self, markers: Sequence["Located"]) -> None:
+    def load_details(self, markers: Sequence["LocatedMarker"]) -> None:
         """Take up what earlier runs stored in the tables; called before any claim."""
         ...
 
-    def resolve(self, start: str | datetime) -> Start:
+    def resolve_start(self, start: str | datetime) -> StartPositions:
         """Turn `earliest`, `latest` or a time into explicit positions."""
         ...
 
@@ -140,7 +140,7 @@ class Source(Protocol):
         """The stream from `begin` on; `once` ends at what is there now."""
         ...
 
-    def tasks(self, batch: Range, cores: int) -> int | None:
+    def max_tasks(self, batch: PositionRange, cores: int) -> int | None:
         """How many tasks a range is worth at most; None: one per part that Spark has planned."""
         ...
 
@@ -148,7 +148,7 @@ class Source(Protocol):
         """Identity of these streams now; a changed one means a re-created topic."""
         ...
 
-    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> Losses:
+    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> LossReport:
         """What the source can no longer give to a table that stands there."""
         ...
 
@@ -156,15 +156,15 @@ class Source(Protocol):
         """The stream whose positions cover this topic."""
         ...
 
-    def topics(self, batch: Range) -> Sequence[str]:
+    def topics(self, batch: PositionRange) -> Sequence[str]:
         """The record topics that a range may hold."""
         ...
 
-    def record_floors(self, batch: Range, floors: Positions) -> "RecordFloors":
+    def record_floors(self, batch: PositionRange, floors: Positions) -> "RecordFloors":
         """Floors in positions → the first record offset to keep, per topic and partition."""
         ...
 
-    def keep(
+    def store_details(
         self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
     ) -> dict[str, str]:
         """Store what a later start needs besides positions, before the commit; → marker details."""
@@ -184,7 +184,7 @@ RecordFloors = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedMarker:
     """A marker and the table location that its details are relative to."""
 
     marker: Marker
@@ -198,7 +198,7 @@ def source_for(options: Any) -> Source:
 
 
 @contextmanager
-def naming_the_log(file: Path) -> Iterator[None]:
+def translate_missing_log(file: Path) -> Iterator[None]:
     """A log of a run that is no longer there says so: somebody has deleted its folder."""
     try:
         yield

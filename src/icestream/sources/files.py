@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.protocol import Range
+from icestream.commit.protocol import PositionRange
 from icestream.errors import SetupError, SourceChanged
-from icestream.sources import Located, Losses, RecordFloors, Start, Stream, naming_the_log
+from icestream.sources import (
+    LocatedMarker,
+    LossReport,
+    RecordFloors,
+    StartPositions,
+    Stream,
+    translate_missing_log,
+)
 from icestream.sources import ledger as ledgers
-from icestream.sources.ledger import Ledger, Seen, Split
-from icestream.sources.lines import LineReader, cut, is_packed
+from icestream.sources.ledger import Ledger, ListedFile, Split
+from icestream.sources.lines import LineReader, cut_into_splits, is_packed
 from icestream.tables.marker import Positions
 
 if TYPE_CHECKING:
@@ -78,22 +85,24 @@ class FilesSource:
                 if count <= 0:
                     return
 
-    def recall(self, markers: Sequence[Located]) -> None:
+    def load_details(self, markers: Sequence[LocatedMarker]) -> None:
         """Gather the ledger from the position lists of the tables."""
         restored = [
-            ledgers.restore(
-                each.location, each.marker.details.get("ledger"), _count(each.marker.positions)
+            ledgers.restore_ledger(
+                each.location,
+                each.marker.details.get("ledger"),
+                _entry_count(each.marker.positions),
             )
             for each in markers
         ]
-        self._ledger = ledgers.longest(restored)
+        self._ledger = ledgers.longest_ledger(restored)
         self._shared = bool(restored)
 
-    def resolve(self, start: str | datetime) -> Start:
+    def resolve_start(self, start: str | datetime) -> StartPositions:
         """`latest` and times pass over older files; beside other tables, over what those took."""
         self.check()
         if start == "earliest":
-            return Start(_at(0))
+            return StartPositions(_as_positions(0))
         limit = None if isinstance(start, str) else int(start.timestamp() * 1e9)
         if not self._shared:
             self._ledger.extend(
@@ -101,9 +110,9 @@ class FilesSource:
                 for seen in _listing(self._folder, self._pattern)
                 if limit is None or seen.mtime_ns < limit
             )
-            return Start(_at(len(self._ledger)))
+            return StartPositions(_as_positions(len(self._ledger)))
         old = [limit is None or split.mtime_ns < limit for split in self._ledger.splits]
-        return Start(_at([*old, False].index(False)))
+        return StartPositions(_as_positions([*old, False].index(False)))
 
     def open(self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool) -> Stream:
         """Let the planner go on from there, with what was taken so far."""
@@ -117,62 +126,66 @@ class FilesSource:
             "folder": str(self._folder),
             "pattern": self._pattern,
             "log": str(self._log.file),
-            "begin": _count(begin),
+            "begin": _entry_count(begin),
             "max_records": self._max_records,
             "tasks": spark.sparkContext.defaultParallelism,
             "once": once,
         }
         return PlannedStream(spark, partial(FilesPlanner, **settings))
 
-    def tasks(self, batch: Range, cores: int) -> None:
+    def max_tasks(self, batch: PositionRange, cores: int) -> None:
         """The planner cuts the work."""
 
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """A folder has no identity of its own."""
         return {}
 
-    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> Losses:
+    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> LossReport:
         """A file that changed or went is found when it is read."""
-        return Losses()
+        return LossReport()
 
     def stream_of(self, topic: str) -> str:
         """One ledger covers all paths."""
         return STREAM
 
-    def topics(self, batch: Range) -> Sequence[str]:
+    def topics(self, batch: PositionRange) -> Sequence[str]:
         """The paths in the range."""
         return list(dict.fromkeys(split.path for split in self._between(batch)))
 
-    def record_floors(self, batch: Range, floors: Positions) -> RecordFloors:
+    def record_floors(self, batch: PositionRange, floors: Positions) -> RecordFloors:
         """Entries of the range below the floor are in already: keep what follows them."""
-        done = _count(floors) - _count(batch.start)
+        done = _entry_count(floors) - _entry_count(batch.start)
         entries = self._between(batch)
         taken = {split.path: {0: split.stop} for split in entries[:done]}
         behind = {split.path for split in entries[done:]}
         return {path: at if path in behind else {0: _EVERYTHING} for path, at in taken.items()}
 
-    def keep(
+    def store_details(
         self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
     ) -> dict[str, str]:
         """The position list, beside the table, named by the commit."""
-        count = _count(stop)
+        count = _entry_count(stop)
         self._catch_up(count)
         return {
-            "ledger": ledgers.store(self._ledger, count, location, commit_id, old.get("ledger"))
+            "ledger": ledgers.store_list(
+                self._ledger, count, location, commit_id, old.get("ledger")
+            )
         }
 
     def lag(self, reached: Positions) -> Positions:
         """Lines in the entries behind `reached`."""
         self._catch_up(None)
-        return _at(sum(split.lines for split in self._ledger.splits[_count(reached) :]))
+        return _as_positions(
+            sum(split.lines for split in self._ledger.splits[_entry_count(reached) :])
+        )
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _between(self, batch: Range) -> list[Split]:
-        stop = _count(batch.stop)
+    def _between(self, batch: PositionRange) -> list[Split]:
+        stop = _entry_count(batch.stop)
         self._catch_up(stop)
-        return self._ledger.splits[_count(batch.start) : stop]
+        return self._ledger.splits[_entry_count(batch.start) : stop]
 
     def _catch_up(self, count: int | None) -> None:
         """Read what the planner has added since, in its own thread."""
@@ -207,18 +220,18 @@ class FilesPlanner:
         self._max_records = max_records
         self._tasks = tasks
         self._once = once
-        self._looked: Mapping[str, Seen] = {}
+        self._looked: Mapping[str, ListedFile] = {}
         self._looked_at: float | None = None
         self._finished = False
-        self._take_rests()
+        self._recut_unfinished()
 
-    def first(self) -> Positions:
+    def initial_positions(self) -> Positions:
         """Where the tables stand."""
-        return _at(self._begin)
+        return _as_positions(self._begin)
 
-    def latest(self) -> Positions:
+    def latest_positions(self) -> Positions:
         """As many whole splits as fit into one commit, at least one if there is any."""
-        self._look()
+        self._list_folder()
         room = self._max_records
         while self._position < len(self._splits):
             lines = self._splits[self._position].lines
@@ -226,28 +239,30 @@ class FilesPlanner:
                 break
             room -= lines
             self._position += 1
-        return _at(self._position)
+        return _as_positions(self._position)
 
-    def orders(self, start: Positions, stop: Positions) -> Sequence[str]:
+    def work_orders(self, start: Positions, stop: Positions) -> Sequence[str]:
         """Neighbouring splits together, as many groups as there are task slots."""
-        splits = [astuple(split) for split in self._splits[_count(start) : _count(stop)]]
+        splits = [
+            astuple(split) for split in self._splits[_entry_count(start) : _entry_count(stop)]
+        ]
         groups = min(self._tasks, len(splits))
         edges = [round(len(splits) * each / groups) for each in range(groups + 1)] if groups else []
         return [json.dumps(splits[low:high]) for low, high in pairwise(edges)]
 
-    def _look(self) -> None:
+    def _list_folder(self) -> None:
         if self._finished:
             return
         now = time.monotonic()
         if self._looked_at is not None and now - self._looked_at < _SETTLE_SECONDS:
             return
-        self._take_settled()
+        self._take_stable_files()
         if self._once:
             time.sleep(_SETTLE_SECONDS)  # `once` cannot leave the second listing to a later batch
-            self._take_settled()
+            self._take_stable_files()
             self._finished = True
 
-    def _take_settled(self) -> None:
+    def _take_stable_files(self) -> None:
         seen = {each.path: each for each in _listing(self._folder, self._pattern)}
         for each in seen.values():
             self._refuse_change(each)
@@ -257,23 +272,25 @@ class FilesPlanner:
             if each.path not in self._taken and self._looked.get(each.path) == each
         ]
         for each in sorted(settled, key=lambda one: (one.mtime_ns, one.path)):
-            self._add(cut(self._folder, each, self._max_records))
+            self._append_splits(cut_into_splits(self._folder, each, self._max_records))
             self._taken[each.path] = (each.size, each.mtime_ns)
         self._looked, self._looked_at = seen, time.monotonic()
 
-    def _take_rests(self) -> None:
+    def _recut_unfinished(self) -> None:
         """Cut again what the run before had cut and not committed of the files it had begun."""
         last = {split.path: split for split in self._splits}
         for split in last.values():
             if split.lines != _PASSED and split.stop < split.size and not is_packed(split.path):
-                seen = Seen(split.path, split.size, split.mtime_ns)
-                self._add(cut(self._folder, seen, self._max_records, split.stop))
+                seen = ListedFile(split.path, split.size, split.mtime_ns)
+                self._append_splits(
+                    cut_into_splits(self._folder, seen, self._max_records, split.stop)
+                )
 
-    def _add(self, splits: Sequence[Split]) -> None:
+    def _append_splits(self, splits: Sequence[Split]) -> None:
         self._log.append(splits)
         self._splits.extend(splits)
 
-    def _refuse_change(self, seen: Seen) -> None:
+    def _refuse_change(self, seen: ListedFile) -> None:
         taken = self._taken.get(seen.path)
         if taken and taken != (seen.size, seen.mtime_ns):
             raise SourceChanged(
@@ -293,12 +310,12 @@ class LedgerLog:
 
     def append(self, splits: Sequence[Split]) -> None:
         """Add entries; complete before the batch of the new position begins."""
-        with naming_the_log(self.file), self.file.open("a") as out:
+        with translate_missing_log(self.file), self.file.open("a") as out:
             out.write("".join(json.dumps(astuple(split)) + "\n" for split in splits))
 
     def read(self) -> list[Split]:
         """The entries since the last call; one that is still being written is left for the next."""
-        with naming_the_log(self.file), self.file.open("rb") as log:
+        with translate_missing_log(self.file), self.file.open("rb") as log:
             log.seek(self._read)
             lines = log.read()
         lines = lines[: lines.rfind(b"\n") + 1]
@@ -306,7 +323,7 @@ class LedgerLog:
         return [Split(*json.loads(line)) for line in lines.splitlines()]
 
 
-def _listing(folder: Path, pattern: str) -> list[Seen]:
+def _listing(folder: Path, pattern: str) -> list[ListedFile]:
     """Regular files that match, without hidden ones (`.` and `_` in front)."""
     found = []
     for path in folder.glob(pattern):
@@ -318,13 +335,13 @@ def _listing(folder: Path, pattern: str) -> list[Seen]:
         except FileNotFoundError:
             continue
         if stat.S_ISREG(facts.st_mode) and facts.st_size:
-            found.append(Seen(name.as_posix(), facts.st_size, facts.st_mtime_ns))
+            found.append(ListedFile(name.as_posix(), facts.st_size, facts.st_mtime_ns))
     return found
 
 
-def _at(count: int) -> Positions:
+def _as_positions(count: int) -> Positions:
     return {STREAM: {0: count}}
 
 
-def _count(positions: Positions) -> int:
+def _entry_count(positions: Positions) -> int:
     return positions.get(STREAM, {}).get(0, 0)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.protocol import Range
-from icestream.sources import Located, Losses, RecordFloors, Start, Stream
+from icestream.commit.protocol import PositionRange
+from icestream.sources import LocatedMarker, LossReport, RecordFloors, StartPositions, Stream
 from icestream.sources.shop import ORDERS_EVERY, make
 from icestream.tables.marker import Positions
 
@@ -55,11 +55,13 @@ class GeneratorSource:
                 topic, 0, each, self._seed, self._began_ms, self._rate, self.reader.malformed
             )
 
-    def resolve(self, start: str | datetime) -> Start:
+    def resolve_start(self, start: str | datetime) -> StartPositions:
         """A generator begins at its beginning."""
-        return Start({topic: {0: 0} for topic in self._topics}, self.stream_ids(self._topics))
+        return StartPositions(
+            {topic: {0: 0} for topic in self._topics}, self.stream_ids(self._topics)
+        )
 
-    def recall(self, markers: Sequence[Located]) -> None:
+    def load_details(self, markers: Sequence[LocatedMarker]) -> None:
         """Go on with the clock that the first run started."""
         for each in markers:
             for identity in each.marker.stream_ids.values():
@@ -82,30 +84,30 @@ class GeneratorSource:
         }
         return PlannedStream(spark, partial(ShopPlanner, **settings))
 
-    def tasks(self, batch: Range, cores: int) -> None:
+    def max_tasks(self, batch: PositionRange, cores: int) -> None:
         """The planner cuts the work."""
 
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """Another seed is another stream."""
         return dict.fromkeys(streams, f"{self._seed}@{self._began_ms}")
 
-    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> Losses:
+    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> LossReport:
         """What was made once can be made again."""
-        return Losses()
+        return LossReport()
 
     def stream_of(self, topic: str) -> str:
         """A topic is a stream."""
         return topic
 
-    def topics(self, batch: Range) -> Sequence[str]:
+    def topics(self, batch: PositionRange) -> Sequence[str]:
         """The topics of the range."""
         return [topic for topic in self._topics if topic in batch.stop]
 
-    def record_floors(self, batch: Range, floors: Positions) -> RecordFloors:
+    def record_floors(self, batch: PositionRange, floors: Positions) -> RecordFloors:
         """Positions are offsets."""
         return floors
 
-    def keep(
+    def store_details(
         self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
     ) -> dict[str, str]:
         """The marker says it all."""
@@ -151,11 +153,11 @@ class ShopPlanner:
         if once and self._end is None:
             self._end = sum(self._at.values()) + max_records
 
-    def first(self) -> Positions:
+    def initial_positions(self) -> Positions:
         """Where the tables stand."""
         return {topic: {0: at} for topic, at in self._first.items()}
 
-    def latest(self) -> Positions:
+    def latest_positions(self) -> Positions:
         """What is due, at most one commit's worth further, shared by what each topic lacks."""
         due = self._end
         if due is None:
@@ -173,7 +175,7 @@ class ShopPlanner:
             room -= step
         return {topic: {0: at} for topic, at in self._at.items()}
 
-    def orders(self, start: Positions, stop: Positions) -> Sequence[str]:
+    def work_orders(self, start: Positions, stop: Positions) -> Sequence[str]:
         """Each topic's range, in as many pieces as there are task slots."""
         orders = []
         mixed = len(self._topics) > 1

@@ -18,7 +18,7 @@ _LINKS = 64  # so many short lists may hang together before the whole is written
 
 
 @dataclass(frozen=True)
-class Seen:
+class ListedFile:
     """A file as a listing showed it."""
 
     path: str
@@ -61,7 +61,7 @@ class Ledger:
         return self._digests[count]
 
 
-def store(ledger: Ledger, count: int, location: str, commit_id: str, old: str | None) -> str:
+def store_list(ledger: Ledger, count: int, location: str, commit_id: str, old: str | None) -> str:
     """Write the entries up to `count` under the table; → the name for the marker.
 
     Only what came since the `old` list is written, until too many lists hang together.
@@ -87,7 +87,7 @@ def store(ledger: Ledger, count: int, location: str, commit_id: str, old: str | 
     return name
 
 
-def restore(location: str, name: str | None, count: int) -> Ledger:
+def restore_ledger(location: str, name: str | None, count: int) -> Ledger:
     """Read the list that a marker points to, following it back to the whole."""
     pieces: list[list[Split]] = []
     expected = count
@@ -106,7 +106,7 @@ def restore(location: str, name: str | None, count: int) -> Ledger:
     return ledger
 
 
-def longest(ledgers: Sequence[Ledger]) -> Ledger:
+def longest_ledger(ledgers: Sequence[Ledger]) -> Ledger:
     """The ledger that continues all others; tables of one pipeline can differ only in length."""
     best = max(ledgers, key=len, default=Ledger())
     for other in ledgers:

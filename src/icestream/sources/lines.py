@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 
 from icestream.errors import SourceChanged
 from icestream.records import RECORDS
-from icestream.sources.ledger import Seen, Split
+from icestream.sources.ledger import ListedFile, Split
 
 _SPLIT_BYTES = 64 << 20
 _CHUNK_BYTES = 12 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
-def cut(folder: Path, file: Seen, max_lines: int, begin: int = 0) -> list[Split]:
+def cut_into_splits(folder: Path, file: ListedFile, max_lines: int, begin: int = 0) -> list[Split]:
     """Splits that end at line ends; a gzip file stays whole, as it cannot be entered midway."""
     packed = is_packed(file.path)
     splits: list[Split] = []
@@ -156,7 +156,7 @@ def _open(file: Path) -> BinaryIO:
     return gzip.open(file) if is_packed(file.name) else file.open("rb")  # type: ignore[return-value]
 
 
-def _refuse_change(folder: Path, split: Split | Seen) -> None:
+def _refuse_change(folder: Path, split: Split | ListedFile) -> None:
     try:
         stat = (folder / split.path).stat()
     except FileNotFoundError:

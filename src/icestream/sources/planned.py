@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from icestream.sources import Handle, naming_the_log
+from icestream.sources import BatchHandler, translate_missing_log
 from icestream.tables.marker import Positions
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ _LOGGED = 2  # batches that stay in the offset log, as Spark keeps them
 class Planner(Protocol):
     """Decides what is there and how to cut it; asked by one thread, which may raise its errors."""
 
-    def first(self) -> Positions:
+    def initial_positions(self) -> Positions:
         """Where the stream begins."""
         ...
 
-    def latest(self) -> Positions:
+    def latest_positions(self) -> Positions:
         """How far the next batch may go; the same answer again means nothing new."""
         ...
 
-    def orders(self, start: Positions, stop: Positions) -> Sequence[str]:
+    def work_orders(self, start: Positions, stop: Positions) -> Sequence[str]:
         """One work order per task."""
         ...
 
@@ -47,7 +47,9 @@ class PlannedStream:
         self.spark = spark
         self.planner = planner
 
-    def start(self, name: str, handle: Handle, checkpoint: Path, interval: float) -> "PlannedQuery":
+    def start(
+        self, name: str, handle: BatchHandler, checkpoint: Path, interval: float
+    ) -> "PlannedQuery":
         """Hand batch after batch to `handle`, from a thread of its own."""
         offsets = checkpoint / "offsets"
         offsets.mkdir(parents=True)
@@ -58,7 +60,7 @@ class PlannedQuery:
     """As much of Spark's StreamingQuery as a run needs, with its names."""
 
     def __init__(
-        self, stream: PlannedStream, name: str, handle: Handle, offsets: Path, interval: float
+        self, stream: PlannedStream, name: str, handle: BatchHandler, offsets: Path, interval: float
     ) -> None:
         self._stream = stream
         self._name = name
@@ -112,18 +114,18 @@ class PlannedQuery:
 
     def _batches(self) -> None:
         planner = self._stream.planner()
-        session = _session_of_its_own(self._stream.spark)
-        reached, number = planner.first(), 0
+        session = _cloned_session(self._stream.spark)
+        reached, number = planner.initial_positions(), 0
         while not self._stopping.is_set():
             began = time.monotonic()
-            latest = planner.latest()
+            latest = planner.latest_positions()
             wait = self._interval - (time.monotonic() - began)
             if latest == reached:
                 self._idle.set()
                 wait = max(wait, _IDLE_SECONDS)
             else:
                 self._log(number, latest)
-                frame = _frame(session, planner.orders(reached, latest))
+                frame = _work_order_frame(session, planner.work_orders(reached, latest))
                 session.sparkContext.setJobGroup(self._name, f"{self._name}, batch {number}")
                 self._handle(frame, number)
                 reached, number = latest, number + 1
@@ -133,19 +135,19 @@ class PlannedQuery:
     def _log(self, number: int, stop: Positions) -> None:
         """Write the batch's end down before it begins, in the shape of Spark's own offset log."""
         file = self._offsets / str(number)
-        with naming_the_log(file):
+        with translate_missing_log(file):
             file.write_text(f"v1\n{{}}\n{json.dumps(as_offset(stop))}\n")
             (self._offsets / str(number - _LOGGED)).unlink(missing_ok=True)
 
 
-def _session_of_its_own(spark: "SparkSession") -> "SparkSession":
+def _cloned_session(spark: "SparkSession") -> "SparkSession":
     """As a stream of Spark's has one: settings of a batch are for its own pipeline alone."""
     from pyspark.sql import SparkSession
 
     return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
-def _frame(session: "SparkSession", orders: Sequence[str]) -> "DataFrame":
+def _work_order_frame(session: "SparkSession", orders: Sequence[str]) -> "DataFrame":
     """The work orders, one for each task as long as there are no more than task slots."""
     from pyspark.sql import DataFrame
 

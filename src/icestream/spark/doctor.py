@@ -26,22 +26,22 @@ RELEASE_YEAR = 2026
 NEWEST_PYTHON = (3, 14)
 RESOLVE_SECONDS = 3.0
 
-Status = Literal["ok", "warn", "fail"]
+DoctorStatus = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One line of the doctor's report; `fix` is the next thing to type or do."""
 
     name: str
-    status: Status
+    status: DoctorStatus
     detail: str
     fix: str | None = None
 
 
-def run_checks() -> list[Check]:
+def run_checks() -> list[DoctorCheck]:
     """Run every check; one that breaks is reported as failed and does not stop the others."""
-    checks: tuple[tuple[str, Callable[[], Iterator[Check]]], ...] = (
+    checks: tuple[tuple[str, Callable[[], Iterator[DoctorCheck]]], ...] = (
         ("python", check_python),
         ("java", check_java),
         ("pyspark", check_pyspark),
@@ -55,33 +55,35 @@ def run_checks() -> list[Check]:
     return [line for name, check in checks for line in _guarded(name, check)]
 
 
-def check_python() -> Iterator[Check]:
+def check_python() -> Iterator[DoctorCheck]:
     """Python is one that Spark knows; an older one could not even import this file."""
     detail = f"{sys.version.split()[0]} ({sys.executable})"
     if sys.version_info[:2] <= NEWEST_PYTHON:
-        yield Check("python", "ok", detail)
+        yield DoctorCheck("python", "ok", detail)
     else:
         newest = ".".join(map(str, NEWEST_PYTHON))
-        yield Check("python", "warn", f"{detail} is newer than Spark", f"use Python {newest}")
+        yield DoctorCheck("python", "warn", f"{detail} is newer than Spark", f"use Python {newest}")
 
 
-def check_java() -> Iterator[Check]:
+def check_java() -> Iterator[DoctorCheck]:
     """A Java for Spark exists; a broken JAVA_HOME is worth a warning."""
     try:
         java = find_java()
     except IcestreamError as error:
-        yield Check("java", "fail", f"{error.what} ({error.where})", error.hint)
+        yield DoctorCheck("java", "fail", f"{error.what} ({error.where})", error.hint)
         return
     detail = f"Java {java.version} from {java.origin} ({java.home})"
     passed_over = "; ".join(f"{bad.origin} {bad.path}: {bad.why}" for bad in java.rejected)
     if any(bad.origin == "JAVA_HOME" for bad in java.rejected):
         fix = "unset JAVA_HOME or set it to a Java 17 or 21"
-        yield Check("java", "warn", f"{detail}; passed over {passed_over}", fix)
+        yield DoctorCheck("java", "warn", f"{detail}; passed over {passed_over}", fix)
     else:
-        yield Check("java", "ok", f"{detail}; passed over {passed_over}" if passed_over else detail)
+        yield DoctorCheck(
+            "java", "ok", f"{detail}; passed over {passed_over}" if passed_over else detail
+        )
 
 
-def check_pyspark() -> Iterator[Check]:
+def check_pyspark() -> Iterator[DoctorCheck]:
     """PySpark is the one that the locked Iceberg runtime was built for."""
     runtime = next(jar for jar in jars.locked() if jar.artifact.startswith("iceberg-spark-runtime"))
     series = re.split("[-_]", runtime.artifact)[-2]
@@ -89,19 +91,19 @@ def check_pyspark() -> Iterator[Check]:
     try:
         version = metadata.version("pyspark")
     except metadata.PackageNotFoundError:
-        yield Check("pyspark", "fail", "not installed", reinstall)
+        yield DoctorCheck("pyspark", "fail", "not installed", reinstall)
         return
     if not version.startswith(f"{series}."):
         detail = f"{version}, but the Iceberg runtime is for Spark {series}"
-        yield Check("pyspark", "fail", detail, reinstall)
+        yield DoctorCheck("pyspark", "fail", detail, reinstall)
     elif _foreign_spark_home():
         detail = f"{version}, but SPARK_HOME starts another Spark ({os.environ['SPARK_HOME']})"
-        yield Check("pyspark", "warn", detail, "unset SPARK_HOME")
+        yield DoctorCheck("pyspark", "warn", detail, "unset SPARK_HOME")
     else:
-        yield Check("pyspark", "ok", version)
+        yield DoctorCheck("pyspark", "ok", version)
 
 
-def check_workers() -> Iterator[Check]:
+def check_workers() -> Iterator[DoctorCheck]:
     """Spark's Python workers run on this interpreter, not on another one."""
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         named = os.environ.get(name)
@@ -110,16 +112,16 @@ def check_workers() -> Iterator[Check]:
         # Not resolved: two environments link to one interpreter and hold different packages.
         found = shutil.which(named)
         if found is None:
-            yield Check("workers", "warn", f"{name}={named} does not exist", f"unset {name}")
+            yield DoctorCheck("workers", "warn", f"{name}={named} does not exist", f"unset {name}")
             return
         if os.path.abspath(found) != os.path.abspath(sys.executable):  # noqa: PTH100
             detail = f"{name}={named} is not the Python that runs icestream ({sys.executable})"
-            yield Check("workers", "warn", detail, f"unset {name}")
+            yield DoctorCheck("workers", "warn", detail, f"unset {name}")
             return
-    yield Check("workers", "ok", "Spark's Python workers run on the same Python")
+    yield DoctorCheck("workers", "ok", "Spark's Python workers run on the same Python")
 
 
-def check_jars() -> Iterator[Check]:
+def check_jars() -> Iterator[DoctorCheck]:
     """The locked jars are in the cache, byte for byte; sets beyond core only if begun."""
     for name in jars.known_sets():
         found = jars.verify([name])
@@ -130,86 +132,94 @@ def check_jars() -> Iterator[Check]:
         missing = [jar for jar in found if jar.state == "missing"]
         if corrupt:
             detail = "; ".join(f"{jar.path}: {jar.detail}" for jar in corrupt)
-            yield Check("jars", "warn", f"{name}: {detail}", fix)
+            yield DoctorCheck("jars", "warn", f"{name}: {detail}", fix)
         elif missing:
             size = naturalsize(sum(jar.jar.size for jar in missing))
             detail = f"{name}: {len(missing)} of {len(found)} not fetched yet ({size})"
-            yield Check("jars", "warn", detail, fix)
+            yield DoctorCheck("jars", "warn", detail, fix)
         else:
             size = naturalsize(sum(jar.jar.size for jar in found))
-            yield Check("jars", "ok", f"{name}: {len(found)} verified, {size} in {cache_folder()}")
+            yield DoctorCheck(
+                "jars", "ok", f"{name}: {len(found)} verified, {size} in {cache_folder()}"
+            )
 
 
-def check_memory() -> Iterator[Check]:
+def check_memory() -> Iterator[DoctorCheck]:
     """There is room for a JVM beside Python."""
     total = _memory_total()
     available = min(total, _memory_available())
     detail = f"{naturalsize(available)} free of {naturalsize(total)}"
     if total < 2 * GB:
-        yield Check("memory", "fail", detail, "use a machine or container with 4 GB or more")
+        yield DoctorCheck("memory", "fail", detail, "use a machine or container with 4 GB or more")
     elif available < 2 * GB:
-        yield Check("memory", "warn", detail, "end other programs; Spark alone takes 1 to 2 GB")
+        yield DoctorCheck(
+            "memory", "warn", detail, "end other programs; Spark alone takes 1 to 2 GB"
+        )
     else:
-        yield Check("memory", "ok", detail)
+        yield DoctorCheck("memory", "ok", detail)
 
 
-def check_disk() -> Iterator[Check]:
+def check_disk() -> Iterator[DoctorCheck]:
     """There is room for jars in the cache and for tables here."""
     for name, folder in (("cache", cache_folder()), ("here", Path.cwd())):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         detail = f"{name}: {naturalsize(free)} free at {folder}"
         if free < 0.5 * GB:
-            yield Check("disk", "fail", detail, "free some space")
+            yield DoctorCheck("disk", "fail", detail, "free some space")
         elif free < 2 * GB:
-            yield Check("disk", "warn", detail, "free some space before long runs")
+            yield DoctorCheck("disk", "warn", detail, "free some space before long runs")
         elif not os.access(existing, os.W_OK):
-            yield Check("disk", "warn", f"{detail}, not writable", f"make {existing} writable")
+            yield DoctorCheck(
+                "disk", "warn", f"{detail}, not writable", f"make {existing} writable"
+            )
         else:
-            yield Check("disk", "ok", detail)
+            yield DoctorCheck("disk", "ok", detail)
 
 
-def check_clock() -> Iterator[Check]:
+def check_clock() -> Iterator[DoctorCheck]:
     """The clock is not from before the release and agrees with the file system."""
     now = time.time()
     with tempfile.NamedTemporaryFile() as file:
         apart = abs(Path(file.name).stat().st_mtime - now)
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if time.gmtime(now).tm_year < RELEASE_YEAR:
-        yield Check("clock", "fail", f"{detail} is in the past", "set the clock, e.g. with NTP")
+        yield DoctorCheck(
+            "clock", "fail", f"{detail} is in the past", "set the clock, e.g. with NTP"
+        )
     elif apart > 5:
         detail = f"{detail}, {apart:.0f} s apart from the file system's"
-        yield Check("clock", "warn", detail, "synchronise both clocks, e.g. with NTP")
+        yield DoctorCheck("clock", "warn", detail, "synchronise both clocks, e.g. with NTP")
     else:
-        yield Check("clock", "ok", detail)
+        yield DoctorCheck("clock", "ok", detail)
 
 
-def check_hostname() -> Iterator[Check]:
+def check_hostname() -> Iterator[DoctorCheck]:
     """Spark can resolve this machine's name and open a port on loopback."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
     except OSError as error:
         detail = f"cannot open a port on 127.0.0.1: {error.strerror}"
-        yield Check("hostname", "fail", detail, "bring up the loopback interface")
+        yield DoctorCheck("hostname", "fail", detail, "bring up the loopback interface")
         return
     if chosen := os.environ.get("SPARK_LOCAL_HOSTNAME") or os.environ.get("SPARK_LOCAL_IP"):
-        yield Check("hostname", "ok", f"{chosen}, as the environment says")
+        yield DoctorCheck("hostname", "ok", f"{chosen}, as the environment says")
         return
     name = socket.gethostname()
     if address := _resolve(name):
-        yield Check("hostname", "ok", f"{name} is {address}")
+        yield DoctorCheck("hostname", "ok", f"{name} is {address}")
     else:
         fix = f"export SPARK_LOCAL_HOSTNAME=localhost, or add {name} to /etc/hosts"
-        yield Check("hostname", "warn", f"{name} does not resolve to an address", fix)
+        yield DoctorCheck("hostname", "warn", f"{name} does not resolve to an address", fix)
 
 
-def _guarded(name: str, check: Callable[[], Iterator[Check]]) -> list[Check]:
+def _guarded(name: str, check: Callable[[], Iterator[DoctorCheck]]) -> list[DoctorCheck]:
     try:
         return list(check())
     except Exception as error:  # whatever it is, a person must see the other lines
         what = str(error) or type(error).__name__
-        return [Check(name, "fail", f"could not be looked at: {what}")]
+        return [DoctorCheck(name, "fail", f"could not be looked at: {what}")]
 
 
 def _foreign_spark_home() -> bool:

@@ -8,7 +8,7 @@ from subprocess import TimeoutExpired
 
 from pyspark import SparkContext
 
-from icestream.config.model import Pipeline as Config
+from icestream.config.model import PipelineConfig
 from icestream.errors import SparkEnded
 
 MEMORY = "1g"  # `spark.driver.memory` of who sets none
@@ -28,7 +28,7 @@ def exit_code(seconds: float = 0.0) -> int | None:
         return None
 
 
-def spark_ended(config: Config, code: int | None) -> SparkEnded:
+def spark_ended(config: PipelineConfig, code: int | None) -> SparkEnded:
     """The error for a JVM that ended with this code, if one is known."""
     logs = Path(config.state_location) / "logs"
     where, more = logs / "jvm.log", "nothing is lost, and a restart is safe"
@@ -54,7 +54,7 @@ def spark_ended(config: Config, code: int | None) -> SparkEnded:
     )
 
 
-def folder_deleted(config: Config) -> SparkEnded | None:
+def folder_deleted(config: PipelineConfig) -> SparkEnded | None:
     """The error for Spark's own files, if somebody has deleted them: only a new process has new."""
     if scratch is None or scratch.is_dir():
         return None

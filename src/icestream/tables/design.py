@@ -28,7 +28,7 @@ KEYS_PROPERTY = "icestream.keys"  # of a mirror: the key columns, as a JSON list
 
 
 @dataclass(frozen=True)
-class Design:
+class TableDesign:
     """A table as configured; columns that only the data can tell come later."""
 
     name: str
@@ -42,9 +42,9 @@ class Design:
 
 def declared_design(
     name: str, rule: Any, record_format: Format, include: Sequence[str] = ()
-) -> Design:
+) -> TableDesign:
     """The design of a table from its rule; `include` names parts of the records to keep."""
-    return Design(
+    return TableDesign(
         name=name,
         columns=tuple(declared_columns(rule, record_format)),
         metadata=metadata_columns(rule, include),
@@ -54,7 +54,7 @@ def declared_design(
     )
 
 
-def keys_of(rule: Any, properties: Mapping[str, str]) -> tuple[str, ...] | None:
+def key_columns(rule: Any, properties: Mapping[str, str]) -> tuple[str, ...] | None:
     """The key columns of a mirror: named by its rule, or written down in the table.
 
     () means that its records have none, so that all are rows; None that nobody knows yet, or
@@ -98,9 +98,9 @@ def metadata_columns(rule: Any, include: Sequence[str] = ()) -> tuple[NestedFiel
     return found
 
 
-def quarantine_design(name: str) -> Design:
+def quarantine_design(name: str) -> TableDesign:
     """The table that takes what could not be decoded for `name`."""
-    return Design(
+    return TableDesign(
         name=quarantine_name(name),
         columns=tuple(QUARANTINE_SCHEMA.fields),
         metadata=(),
@@ -113,12 +113,12 @@ def quarantine_name(name: str) -> str:
     return name + QUARANTINE
 
 
-def layout_is_known(design: Design, fields: Sequence[NestedField]) -> bool:
+def layout_is_known(design: TableDesign, fields: Sequence[NestedField]) -> bool:
     """Whether all columns that the layout names exist; others come with the first batch."""
     return laid_out_columns(design) <= {each.name for each in fields}
 
 
-def laid_out_columns(design: Design) -> set[str]:
+def laid_out_columns(design: TableDesign) -> set[str]:
     """Top-level columns that partitioning and sort order need."""
     named = [part.column for part in design.partition_by] + [part.column for part in design.sort_by]
     return {name.partition(".")[0] for name in named}

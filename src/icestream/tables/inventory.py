@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import RESTError, ValidationError
 
-from icestream.config.model import Pipeline as Config
+from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
 from icestream.config.router import Router
 from icestream.errors import Unreachable
@@ -16,7 +16,7 @@ from icestream.tables.marker import property_name
 _AWAY = ("sqlalchemy", "sqlite3", "requests", "urllib3")
 
 
-def routed_tables(config: Config, catalog: Catalog) -> list[tuple[str, TableRule]]:
+def routed_tables(config: PipelineConfig, catalog: Catalog) -> list[tuple[str, TableRule]]:
     """Tables by fixed name, by configured topics, and those that a run of ours has made."""
     router = Router(config)
     topics = getattr(config.source, "topics", None) or ()
@@ -48,7 +48,7 @@ def _is_ours(catalog: Catalog, name: str, pipeline: str) -> bool:
 
 
 @contextmanager
-def answering(name: str) -> Iterator[None]:
+def translate_catalog_errors(name: str) -> Iterator[None]:
     """A catalog that does not answer says so in many ways; all of them are exit 69."""
     try:
         yield

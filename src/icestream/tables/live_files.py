@@ -19,16 +19,16 @@ from pyiceberg.schema import Schema
 
 from icestream.commit.table_builder import current_schema
 from icestream.index.live_rows import is_delete
-from icestream.upsert.places import kinds_of, place_of
-from icestream.write.position_deletes import PATH_ID, Place
+from icestream.upsert.places import partition_key, partition_types
+from icestream.write.position_deletes import PATH_ID, PartitionKey
 
 
-class GiveWay(Exception):
+class GaveWay(Exception):
     """The rewrite cannot be done as the table is now, and why; nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class FileEntry:
     """What a manifest says about a file, as far as a rewrite needs it."""
 
     path: str
@@ -42,17 +42,17 @@ class File:
     upper: bytes | None = None
 
     @property
-    def home(self) -> tuple[int, str]:
+    def table_partition(self) -> tuple[int, str]:
         """Its partition, to compare; as text, for NaN is a partition like others."""
         return self.spec_id, repr(self.partition)
 
     @property
-    def about(self) -> str | None:
+    def only_data_file(self) -> str | None:
         """The one data file that a delete file is about, if it is about one."""
         one = self.lower is not None and self.lower == self.upper
         return self.lower.decode() if one and self.lower is not None else None
 
-    def may_concern(self, wanted: Sequence[bytes]) -> bool:
+    def may_refer_to(self, wanted: Sequence[bytes]) -> bool:
         """Whether a delete file can be about one of these (sorted) data files."""
         if self.lower is None or self.upper is None:
             return bool(wanted)
@@ -61,39 +61,39 @@ class File:
 
 
 @dataclass(frozen=True)
-class Listed:
+class SnapshotFiles:
     """The files of one snapshot."""
 
     snapshot_id: int
     sequence: int
-    data: dict[str, File] = field(default_factory=dict)
-    deletes: dict[str, File] = field(default_factory=dict)
+    data: dict[str, FileEntry] = field(default_factory=dict)
+    deletes: dict[str, FileEntry] = field(default_factory=dict)
 
 
-class Files:
+class SnapshotFileLister:
     """Lists the files of one table; what it has read of manifests it keeps while they are used."""
 
     def __init__(self, io: FileIO) -> None:
         self._io = io
-        self._known: dict[str, list[File]] = {}
-        self._last: dict[bool, Listed] = {}  # with data files, and without
+        self._known: dict[str, list[FileEntry]] = {}
+        self._last: dict[bool, SnapshotFiles] = {}  # with data files, and without
 
-    def everything(self, document: Mapping[str, Any]) -> Listed:
+    def all_files(self, document: Mapping[str, Any]) -> SnapshotFiles:
         """All files of the current snapshot."""
         return self._listed(document, True)
 
-    def deletes(self, document: Mapping[str, Any]) -> Listed:
+    def delete_files(self, document: Mapping[str, Any]) -> SnapshotFiles:
         """The delete files of the current snapshot only: far fewer."""
         return self._listed(document, False)
 
-    def _listed(self, document: Mapping[str, Any], data: bool) -> Listed:
+    def _listed(self, document: Mapping[str, Any], data: bool) -> SnapshotFiles:
         at = document.get("current-snapshot-id")
         if data in self._last and self._last[data].snapshot_id == at:
             return self._last[data]
         snapshot = next((s for s in document.get("snapshots", ()) if s["snapshot-id"] == at), None)
         if snapshot is None:
-            raise GiveWay("the table is empty")
-        found = Listed(snapshot["snapshot-id"], snapshot["sequence-number"])
+            raise GaveWay("the table is empty")
+        found = SnapshotFiles(snapshot["snapshot-id"], snapshot["sequence-number"])
         manifests = list(read_manifest_list(self._io.new_input(snapshot["manifest-list"])))
         paths = {manifest.manifest_path for manifest in manifests}
         self._known = {path: files for path, files in self._known.items() if path in paths}
@@ -105,7 +105,7 @@ class Files:
         self._last[data] = found
         return found
 
-    def _read(self, manifest: ManifestFile) -> list[File]:
+    def _read(self, manifest: ManifestFile) -> list[FileEntry]:
         path = manifest.manifest_path
         if path not in self._known:
             entries = manifest.fetch_manifest_entry(self._io)
@@ -113,13 +113,13 @@ class Files:
         return self._known[path]
 
 
-def _file(entry: ManifestEntry) -> File:
+def _file(entry: ManifestEntry) -> FileEntry:
     file = entry.data_file
     if file.content == DataFileContent.EQUALITY_DELETES:
-        raise GiveWay("the table has equality deletes, written by another program")
+        raise GaveWay("the table has equality deletes, written by another program")
     if file.file_format != FileFormat.PARQUET:
-        raise GiveWay(f"{file.file_path} is not a Parquet file")
-    return File(
+        raise GaveWay(f"{file.file_path} is not a Parquet file")
+    return FileEntry(
         file.file_path,
         file.spec_id,
         tuple(file.partition[at] for at in range(len(file.partition))),
@@ -131,18 +131,18 @@ def _file(entry: ManifestEntry) -> File:
     )
 
 
-def place_in(document: Mapping[str, Any], file: File) -> Place:
+def partition_key_of(document: Mapping[str, Any], file: FileEntry) -> PartitionKey:
     """The partition of a file, in Iceberg's JSON."""
     schema = Schema.model_validate(current_schema(document))
     told = next(s for s in document["partition-specs"] if s["spec-id"] == file.spec_id)
     try:
-        kinds = kinds_of(PartitionSpec.model_validate(told), schema)
+        kinds = partition_types(PartitionSpec.model_validate(told), schema)
     except ValueError as failure:
-        raise GiveWay(f"partition spec {file.spec_id} cannot be resolved: {failure}") from None
-    return place_of(file.spec_id, file.partition, kinds)
+        raise GaveWay(f"partition spec {file.spec_id} cannot be resolved: {failure}") from None
+    return partition_key(file.spec_id, file.partition, kinds)
 
 
-def content_of(file: File, place: Place, content: str) -> str:
+def removed_file_json(file: FileEntry, place: PartitionKey, content: str) -> str:
     """A file that is to be removed, as Iceberg's JSON: `data` or `position-deletes`."""
     return json.dumps(
         {

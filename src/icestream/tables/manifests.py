@@ -40,27 +40,29 @@ Step = Callable[[BinaryDecoder], Any]
 
 
 @dataclass(frozen=True)
-class Entries:
+class ManifestColumns:
     """The live files of one manifest."""
 
     spec_id: int
     paths: pa.StringArray
-    about: pa.StringArray  # of a delete file: the one data file that it is for, if it is for one
+    referenced_data_file: (
+        pa.StringArray
+    )  # of a delete file: the one data file that it is for, if it is for one
     content: Numbers
     bytes: Numbers
     records: Numbers
     snapshots: Numbers  # that added the files
-    places: Numbers  # numbers in `partitions`
+    partition_numbers: Numbers  # numbers in `partitions`
     partitions: tuple[tuple[Any, ...], ...]  # values, as Iceberg stores them
 
 
-class Manifests:
+class ManifestReader:
     """Reads manifests, each once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Entries] = {}
+        self._known: dict[str, ManifestColumns] = {}
 
-    def read(self, io: FileIO, manifests: Iterable[ManifestFile]) -> list[Entries]:
+    def read(self, io: FileIO, manifests: Iterable[ManifestFile]) -> list[ManifestColumns]:
         """The entries of these manifests, in order; all others are forgotten."""
         listed = list(manifests)
         fresh = [each for each in listed if each.manifest_path not in self._known]
@@ -88,7 +90,7 @@ def _bytes(io: FileIO, path: str) -> bytes:
         return stream.read()
 
 
-def _decoded(whole: bytes, manifest: ManifestFile) -> Entries:
+def _decoded(whole: bytes, manifest: ManifestFile) -> ManifestColumns:
     """The live files of a manifest, as columns."""
     decoder = new_decoder(whole)
     header = cast(AvroFileHeader, construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(decoder))
@@ -117,7 +119,7 @@ def _take(
             rows.append(tuple(row))
 
 
-def _columns(rows: list[tuple[Any, ...]], manifest: ManifestFile) -> Entries:
+def _columns(rows: list[tuple[Any, ...]], manifest: ManifestFile) -> ManifestColumns:
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(_SLOTS)
     seen: dict[tuple[Any, ...], int] = {}
     places = [seen.setdefault(place, len(seen)) for place in columns[_PLACE]]
@@ -129,15 +131,15 @@ def _columns(rows: list[tuple[Any, ...]], manifest: ManifestFile) -> Entries:
             *(columns[slot] for slot in (_CONTENT, _ABOUT, _FROM, _TO)), strict=True
         )
     ]
-    return Entries(
+    return ManifestColumns(
         spec_id=manifest.partition_spec_id,
         paths=pa.array(columns[_PATH], pa.string()),
-        about=pa.array(about, pa.string()),
+        referenced_data_file=pa.array(about, pa.string()),
         content=_numbers(columns[_CONTENT]),
         bytes=_numbers(columns[_BYTES]),
         records=_numbers(columns[_RECORDS]),
         snapshots=_numbers(added),
-        places=_numbers(places),
+        partition_numbers=_numbers(places),
         partitions=tuple(seen),
     )
 

@@ -55,7 +55,9 @@ _WRITERS: dict[type[t.IcebergType], Callable[[Any], Any]] = {
 }
 
 
-def folder(name: str, transform: tr.Transform[Any, Any], kind: t.IcebergType, value: Any) -> str:
+def partition_folder(
+    name: str, transform: tr.Transform[Any, Any], kind: t.IcebergType, value: Any
+) -> str:
     """Name the folder of a partition value as Iceberg does: for people, nobody parses it."""
     text = f"{quote_plus(name, safe='')}={quote_plus(_text(transform, kind, value), safe='')}"
     if len(text) <= LONGEST_NAME:

@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from icestream.errors import BadRecord, ConfigError, SchemaRefused
-from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, Changes, Decoded, duck
+from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, DecodedBatch, RowChanges, duck
 from icestream.formats.sequence import encode_sequence
 from icestream.upsert.changes import SEQUENCE
 
@@ -20,7 +20,7 @@ IS_DELETED = "_is_deleted"
 
 
 @dataclass(frozen=True)
-class Terms:
+class ChangeRules:
     """What the pipeline file says about the changes of one table."""
 
     keys: tuple[str, ...]
@@ -30,33 +30,33 @@ class Terms:
     truncate: str = "apply"  # apply · stop · ignore
 
 
-def judged(
-    records: pa.RecordBatch, decoded: Decoded, terms: Terms, hidden: Sequence[str] = ()
-) -> Decoded:
+def apply_change_rules(
+    records: pa.RecordBatch, decoded: DecodedBatch, terms: ChangeRules, hidden: Sequence[str] = ()
+) -> DecodedBatch:
     """Add what the format did not say; a key that is not whole makes a record bad.
 
     `hidden` columns are there for the order alone, and go.
     """
     columns = decoded.columns
     _refuse_unknown(terms.keys, columns, "keys")
-    changes = decoded.changes or _plain(columns, terms)
+    changes = decoded.changes or _all_upserts(columns, terms)
     if terms.sequence_by:
-        told = encode_sequence([ordering(columns, name) for name in terms.sequence_by])
+        told = encode_sequence([sequence_column(columns, name) for name in terms.sequence_by])
         changes = replace(changes, sequence=told.cast(pa.binary()))
     if hidden:
         columns = columns.drop_columns(list(hidden))
     ops: NDArray[np.int8] = changes.op.to_numpy()
-    errors = _without_key(decoded.errors, columns, terms.keys, ops)
+    errors = _reject_null_keys(decoded.errors, columns, terms.keys, ops)
     if (ops == TRUNCATE).any():
-        ops = _truncates(records, ops, terms)
+        ops = _apply_truncate_rule(records, ops, terms)
         changes = replace(changes, op=pa.array(ops, pa.int8()))
     if terms.soft:
-        columns, changes = _softened(columns, changes, ops, terms.keys)
+        columns, changes = _as_soft_deletes(columns, changes, ops, terms.keys)
     columns = columns.append_column(SEQUENCE, changes.sequence.cast(pa.large_binary()))
     return replace(decoded, columns=columns, errors=errors, changes=changes)
 
 
-def hidden_fields(
+def order_only_fields(
     sequence_by: Sequence[str], schema: Schema, record_format: object
 ) -> tuple[NestedField, ...]:
     """What must be decoded to know the order, and is no column of the table.
@@ -73,19 +73,19 @@ def _hidden(path: str) -> str:
     return f"__{path.replace('.', '_')}"
 
 
-def ordering(columns: pa.RecordBatch, path: str) -> pa.Array:
+def sequence_column(columns: pa.RecordBatch, path: str) -> pa.Array:
     """A column, a field within one (`meta.version`), or one of the envelope (`source.lsn`)."""
     there = columns.schema.names
     if path not in there and _hidden(path) in there:
         path = _hidden(path)
     first, *rest = [path] if path in there else path.split(".")
-    if first not in there or not _leads(columns.schema.field(first).type, rest):
+    if first not in there or not _has_path(columns.schema.field(first).type, rest):
         _refuse_unknown([path], columns, "sequence_by")
     column = columns.column(first)
     return pc.struct_field(column, rest) if rest else column
 
 
-def _leads(kind: pa.DataType, names: Sequence[str]) -> bool:
+def _has_path(kind: pa.DataType, names: Sequence[str]) -> bool:
     """Whether there are such fields within a column, each in the one before it."""
     for name in names:
         if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
@@ -94,16 +94,16 @@ def _leads(kind: pa.DataType, names: Sequence[str]) -> bool:
     return True
 
 
-def _plain(columns: pa.RecordBatch, terms: Terms) -> Changes:
+def _all_upserts(columns: pa.RecordBatch, terms: ChangeRules) -> RowChanges:
     """The changes of a feed that is nothing but rows."""
     count = len(columns)
     ops = pa.array(np.full(count, UPSERT, dtype=np.int8))
     if terms.delete_if:
-        ops = pc.if_else(_holds(columns, terms.delete_if), pa.scalar(DELETE, pa.int8()), ops)
-    return Changes(ops, pa.nulls(count, pa.binary()))
+        ops = pc.if_else(_matches(columns, terms.delete_if), pa.scalar(DELETE, pa.int8()), ops)
+    return RowChanges(ops, pa.nulls(count, pa.binary()))
 
 
-def _holds(columns: pa.RecordBatch, condition: str) -> pa.BooleanArray:
+def _matches(columns: pa.RecordBatch, condition: str) -> pa.BooleanArray:
     con = duck.connection()
     con.register("t", pa.Table.from_batches([columns]))
     try:
@@ -130,7 +130,7 @@ def _refuse_unknown(names: Sequence[str], columns: pa.RecordBatch, option: str) 
             )
 
 
-def _without_key(
+def _reject_null_keys(
     errors: pa.StringArray, columns: pa.RecordBatch, keys: Sequence[str], ops: NDArray[np.int8]
 ) -> pa.StringArray:
     about_a_row = pa.array((ops == UPSERT) | (ops == DELETE))
@@ -142,7 +142,9 @@ def _without_key(
     return errors
 
 
-def _truncates(records: pa.RecordBatch, ops: NDArray[np.int8], terms: Terms) -> NDArray[np.int8]:
+def _apply_truncate_rule(
+    records: pa.RecordBatch, ops: NDArray[np.int8], terms: ChangeRules
+) -> NDArray[np.int8]:
     hit = ops == TRUNCATE
     if terms.truncate == "stop":
         first = records.slice(int(np.argmax(hit)), 1).to_pylist()[0]
@@ -155,9 +157,9 @@ def _truncates(records: pa.RecordBatch, ops: NDArray[np.int8], terms: Terms) -> 
     return np.where(hit, np.int8(IGNORE), ops) if terms.truncate == "ignore" else ops
 
 
-def _softened(
-    columns: pa.RecordBatch, changes: Changes, ops: NDArray[np.int8], keys: Sequence[str]
-) -> tuple[pa.RecordBatch, Changes]:
+def _as_soft_deletes(
+    columns: pa.RecordBatch, changes: RowChanges, ops: NDArray[np.int8], keys: Sequence[str]
+) -> tuple[pa.RecordBatch, RowChanges]:
     """A deleted row stays as it was, but for what says so: a change without any other value."""
     gone = pa.array(ops == DELETE)
     missing = dict(changes.missing)

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from icestream.batch.blocks import pack, unpack
-from icestream.formats import TRUNCATE
-from icestream.formats import Changes as Decoded
+from icestream.formats import TRUNCATE, RowChanges
 from icestream.index.keys import Hashes, bucket_of, key_hashes
 
 SEQUENCE = "_src_sequence"
@@ -32,7 +31,7 @@ _NOTES = {
 }
 
 
-class Changes:
+class ChangeBatch:
     """Rows in the table's columns, and beside them what is to be done with each.
 
     Taking some of them copies nothing: a column is put together when it is asked for, and most
@@ -55,24 +54,26 @@ class Changes:
     @cached_property
     def ops(self) -> NDArray[np.int8]:
         """What is to be done."""
-        found: NDArray[np.int8] = self._note("op").to_numpy()
+        found: NDArray[np.int8] = self._hidden_column("op").to_numpy()
         return found
 
     @cached_property
     def hashes(self) -> Hashes:
         """The keys."""
-        return np.column_stack([self._note(name).to_numpy() for name in ("hash_hi", "hash_lo")])
+        return np.column_stack(
+            [self._hidden_column(name).to_numpy() for name in ("hash_hi", "hash_lo")]
+        )
 
     @cached_property
     def partition(self) -> NDArray[np.int32]:
         """Where each event came from."""
-        found: NDArray[np.int32] = self._note("partition").to_numpy()
+        found: NDArray[np.int32] = self._hidden_column("partition").to_numpy()
         return found
 
     @cached_property
     def offset(self) -> NDArray[np.int64]:
         """And its place there."""
-        found: NDArray[np.int64] = self._note("offset").to_numpy()
+        found: NDArray[np.int64] = self._hidden_column("offset").to_numpy()
         return found
 
     @cached_property
@@ -83,24 +84,24 @@ class Changes:
     @cached_property
     def missing(self) -> pa.StringArray:
         """A JSON list of columns that the event did not carry, or null."""
-        return self._note("missing")
+        return self._hidden_column("missing")
 
     @cached_property
     def old_hi(self) -> pa.UInt64Array:
         """The key before it was changed."""
-        return self._note("old_hi")
+        return self._hidden_column("old_hi")
 
     @cached_property
     def old_lo(self) -> pa.UInt64Array:
         """The key before it was changed."""
-        return self._note("old_lo")
+        return self._hidden_column("old_lo")
 
     @cached_property
     def record(self) -> pa.StructArray:
         """As it came, only where it may still turn out to be bad."""
-        return self._note("record")
+        return self._hidden_column("record")
 
-    def lacks(self, column: str) -> NDArray[np.bool_]:
+    def is_missing(self, column: str) -> NDArray[np.bool_]:
         """Which events did not carry this column."""
         coded = self.missing.dictionary_encode()
         sets = [column in json.loads(text) for text in coded.dictionary.to_pylist()]
@@ -109,36 +110,36 @@ class Changes:
         return found
 
     @cached_property
-    def lacking(self) -> list[str]:
+    def missing_columns(self) -> list[str]:
         """The columns that some event did not carry."""
         texts = self.missing.drop_null().unique().to_pylist()
         return sorted({name for text in texts for name in json.loads(text)})
 
-    def take(self, which: NDArray[Any]) -> "Changes":
+    def take(self, which: NDArray[Any]) -> "ChangeBatch":
         """Some of them, in this order."""
-        return Changes(self._whole, which if self._at is None else self._at[which])
+        return ChangeBatch(self._whole, which if self._at is None else self._at[which])
 
-    def as_they_came(self, which: NDArray[np.intp]) -> NDArray[np.intp]:
+    def in_arrival_order(self, which: NDArray[np.intp]) -> NDArray[np.intp]:
         """The same places, in the order in which these changes arrived."""
         return which if self._at is None else which[np.argsort(self._at[which])]
 
-    def with_rows(self, rows: pa.RecordBatch) -> "Changes":
+    def with_rows(self, rows: pa.RecordBatch) -> "ChangeBatch":
         """The same changes to other rows."""
-        notes = {name: self._note(name) for name in _NOTES}
-        return Changes(_together(rows, notes))
+        notes = {name: self._hidden_column(name) for name in _NOTES}
+        return ChangeBatch(_with_hidden_columns(rows, notes))
 
     def to_bytes(self) -> bytes:
         """For the way through the shuffle."""
         return pack(self._taken(self._whole))
 
     @staticmethod
-    def from_bytes(blobs: Sequence[bytes]) -> "Changes":
+    def from_bytes(blobs: Sequence[bytes]) -> "ChangeBatch":
         """On the other side: all of them as one."""
         tables = [unpack(blob) for blob in blobs]
         joined = pa.concat_tables(tables, promote_options="default").combine_chunks()
-        return Changes(joined.to_batches()[0] if joined.num_rows else _empty(joined.schema))
+        return ChangeBatch(joined.to_batches()[0] if joined.num_rows else _empty(joined.schema))
 
-    def split(self, buckets: int, groups: int) -> Iterator[tuple[int, "Changes"]]:
+    def by_group(self, buckets: int, groups: int) -> Iterator[tuple[int, "ChangeBatch"]]:
         """By groups of neighbouring buckets of the key index; a truncate concerns all of them."""
         group = bucket_of(self.hashes, buckets) * groups // buckets
         emptied = np.flatnonzero(self.ops == TRUNCATE)
@@ -149,7 +150,7 @@ class Changes:
             if end > start or len(emptied):
                 yield number, self.take(np.concatenate([order[start:end], emptied]))
 
-    def _note(self, name: str) -> pa.Array:
+    def _hidden_column(self, name: str) -> pa.Array:
         if _NOTE + name not in self._whole.schema.names:
             return pa.nulls(len(self), _NOTES[name])
         return self._taken(self._whole.column(_NOTE + name))
@@ -158,9 +159,9 @@ class Changes:
         return some if self._at is None else some.take(pa.array(self._at))
 
 
-def changes_of(
-    records: pa.RecordBatch, rows: pa.RecordBatch, decoded: Decoded, keys: Sequence[str]
-) -> Changes:
+def change_batch(
+    records: pa.RecordBatch, rows: pa.RecordBatch, decoded: RowChanges, keys: Sequence[str]
+) -> ChangeBatch:
     """Beside rows in the table's columns, what their events say of them."""
     count = len(rows)
     hashes = key_hashes([rows.column(name) for name in keys])
@@ -177,7 +178,7 @@ def changes_of(
     if decoded.missing:
         notes["missing"] = _missing(decoded.missing, count)
         notes["record"] = _records(records, notes["missing"])
-    return Changes(_together(rows, notes))
+    return ChangeBatch(_with_hidden_columns(rows, notes))
 
 
 def _missing(missing: Mapping[str, pa.BooleanArray], count: int) -> pa.StringArray:
@@ -216,7 +217,7 @@ def _records(records: pa.RecordBatch, missing: pa.StringArray) -> pa.StructArray
     return pa.StructArray.from_arrays(bare, names=list(_ORIGIN), mask=none)
 
 
-def _together(rows: pa.RecordBatch, notes: Mapping[str, pa.Array]) -> pa.RecordBatch:
+def _with_hidden_columns(rows: pa.RecordBatch, notes: Mapping[str, pa.Array]) -> pa.RecordBatch:
     told = {name: note for name, note in notes.items() if note.null_count < len(note)}
     fields = [*rows.schema, *(pa.field(_NOTE + name, note.type) for name, note in told.items())]
     return pa.RecordBatch.from_arrays([*rows.columns, *told.values()], schema=pa.schema(fields))

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icestream.commit.java_catalog import rewrite_ids
-from icestream.commit.protocol import Ancestor, TableView
+from icestream.commit.java_catalog import rewrites_among
+from icestream.commit.protocol import AncestorSnapshot, TableState
 from icestream.index.damage import IndexDamaged
-from icestream.index.follow import Followed, catch_up, follow
-from icestream.index.key_index import Store
-from icestream.index.reader import Reader
-from icestream.index.rewrite_update import Move, Shelf
+from icestream.index.follow import CatchUpResult, follow, open_or_build
+from icestream.index.key_index import KeyIndex
+from icestream.index.reader import IndexReader
+from icestream.index.rewrite_update import IndexStaging, RewriteIndexUpdate
 from icestream.index.tombstones import tidy_tombstones
 from icestream.tables.marker import Positions
-from icestream.upsert.places import places_of
-from icestream.write.position_deletes import Place
+from icestream.upsert.places import partition_keys
+from icestream.write.position_deletes import PartitionKey
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -29,98 +29,106 @@ _TIDY_EVERY = 256  # batches
 
 
 @dataclass
-class _Known:
+class _OpenIndex:
     """One table's index, and where its data files belong."""
 
-    store: Store
+    index: KeyIndex
     keys: tuple[str, ...]
-    places: dict[str, Place] = field(default_factory=dict)
+    partitions: dict[str, PartitionKey] = field(default_factory=dict)
     location: str = ""  # of the table
     batches: int = 0
     merging: Future[None] | None = None
-    moves: dict[str, Move] = field(default_factory=dict)  # by the id of their rewrite
+    announced: dict[str, RewriteIndexUpdate] = field(
+        default_factory=dict
+    )  # by the id of their rewrite
 
 
-def _in_background(store: Store, location: str | None) -> None:
+def _merge_and_tidy(store: KeyIndex, location: str | None) -> None:
     store.merge()
     if location is not None:
         tidy_tombstones(location, time.time_ns() // 1000)
 
 
-class Indexes:
+class KeyIndexes:
     """For one run; used by the thread that plans batches and by those that commit."""
 
     def __init__(
-        self, folder: Path, io: Callable[[str], "FileIO"], told: Callable[[str, Followed], None]
+        self,
+        folder: Path,
+        io: Callable[[str], "FileIO"],
+        told: Callable[[str, CatchUpResult], None],
     ) -> None:
         self._folder = folder
         self._io = io
         self._told = told
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _OpenIndex] = {}
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="index-merge")
 
-    def at(self, name: str, view: TableView, keys: Sequence[str]) -> Reader:
+    def reader_at(self, name: str, view: TableState, keys: Sequence[str]) -> IndexReader:
         """The index of a table as it was seen: as it stands, or brought there first."""
         known = self._known.get(name)
         if known is None or known.keys != tuple(keys):
-            store, how = catch_up(
-                self._table(name, view), self._place(name, view), keys, reached=_reached(view)
+            store, how = open_or_build(
+                self._pyiceberg_table(name, view),
+                self._index_folder(name, view),
+                keys,
+                reached=_committed(view),
             )
-            known = self._known[name] = _Known(store, tuple(keys), location=_location(view))
+            known = self._known[name] = _OpenIndex(store, tuple(keys), location=_location(view))
             self._told(name, how)
-        elif not self._stands(known, view):
-            known = self._followed(name, known, view)
+        elif not self._advance_by_own_commits(known, view):
+            known = self._follow_table(name, known, view)
         self._merge(known)
-        return known.store.reader
+        return known.index.reader
 
-    def prepare(self, name: str, commit_id: str, runs: Sequence[str]) -> None:
+    def prepare_commit(self, name: str, commit_id: str, runs: Sequence[str]) -> None:
         """Say what a commit will change, before the table knows of it."""
-        self._known[name].store.prepare(commit_id, runs)
+        self._known[name].index.prepare(commit_id, runs)
 
     def abandon(self, name: str, commit_id: str) -> None:
         """Forget what was staged for a commit that is not made."""
         if name in self._known:
-            self._known[name].store.abandon(commit_id)
+            self._known[name].index.abandon(commit_id)
 
-    def place_of(self, name: str, view: TableView) -> Callable[[str], Place]:
+    def partition_of(self, name: str, view: TableState) -> Callable[[str], PartitionKey]:
         """Where data files of a table as it was seen belong."""
         known = self._known[name]
         specs = view.base.document["partition-specs"]
         if not any(spec["fields"] for spec in specs):
-            only = Place(view.base.document["default-spec-id"], ())
+            only = PartitionKey(view.base.document["default-spec-id"], ())
             return lambda _: only
 
-        def find(path: str) -> Place:
-            if path not in known.places:
-                known.places = places_of(self._table(name, view))
-            return known.places[path]
+        def find(path: str) -> PartitionKey:
+            if path not in known.partitions:
+                known.partitions = partition_keys(self._pyiceberg_table(name, view))
+            return known.partitions[path]
 
         return find
 
-    def staged(self, name: str, contents: Sequence[str], paths: Sequence[str]) -> None:
+    def add_files(self, name: str, contents: Sequence[str], paths: Sequence[str]) -> None:
         """Remember where new data files belong."""
-        places = self._known[name].places
+        places = self._known[name].partitions
         if places:
-            places |= {p: Place.of(text) for p, text in zip(paths, contents, strict=True)}
+            places |= {p: PartitionKey.of(text) for p, text in zip(paths, contents, strict=True)}
 
-    def shelf(self, name: str) -> Shelf | None:
+    def index_staging(self, name: str) -> IndexStaging | None:
         """Where a rewrite of a table stages the entries of its rows; None: nobody asked yet."""
         known = self._known.get(name)
         if known is None:
             return None
-        manifest = known.store.manifest
+        manifest = known.index.manifest
         keys = tuple(manifest.keys.values())
-        return Shelf(str(known.store.folder), manifest.table_uuid, manifest.buckets, keys)
+        return IndexStaging(str(known.index.folder), manifest.table_uuid, manifest.buckets, keys)
 
-    def moving(self, name: str, move: Move) -> None:
+    def announce_rewrite(self, name: str, move: RewriteIndexUpdate) -> None:
         """Say what a rewrite will change, before the table knows of it; from any thread."""
         if name in self._known:
-            self._known[name].moves[move.rewrite_id] = move
+            self._known[name].announced[move.rewrite_id] = move
 
-    def staying(self, name: str, rewrite_id: str) -> None:
+    def withdraw_rewrite(self, name: str, rewrite_id: str) -> None:
         """That rewrite will never be."""
         if name in self._known:
-            self._known[name].moves.pop(rewrite_id, None)
+            self._known[name].announced.pop(rewrite_id, None)
 
     def close(self) -> None:
         """Let merges end that are under way."""
@@ -128,56 +136,56 @@ class Indexes:
 
     # ------------------------------------------------------------------------------------------
 
-    def _stands(self, known: _Known, view: TableView) -> bool:
+    def _advance_by_own_commits(self, known: _OpenIndex, view: TableState) -> bool:
         """Whether the index is where the table is, perhaps after commits and rewrites of ours."""
-        store = known.store
-        if not view.lineage:
+        store = known.index
+        if not view.ancestors:
             return store.manifest.snapshot_id is None
-        way = _way(view, store.manifest.snapshot_id)
+        way = _snapshots_since(view, store.manifest.snapshot_id)
         if way is None:
             return False
-        rewrites = rewrite_ids(view.base.document, way) if known.moves else {}
+        rewrites = rewrites_among(view.base.document, way) if known.announced else {}
         for each in way:
             pending = store.pending()
             if pending is not None and pending.commit_id == each.commit_id:
                 store.confirm(pending.commit_id, each.snapshot_id, each.sequence_number)
-            elif not self._moves(known, rewrites.get(each.snapshot_id, ""), each):
+            elif not self._apply_rewrite(known, rewrites.get(each.snapshot_id, ""), each):
                 return False
         return True
 
-    def _moves(self, known: _Known, rewrite_id: str, to: Ancestor) -> bool:
+    def _apply_rewrite(self, known: _OpenIndex, rewrite_id: str, to: AncestorSnapshot) -> bool:
         """Go along with a rewrite that was announced."""
-        move = known.moves.pop(rewrite_id, None)
+        move = known.announced.pop(rewrite_id, None)
         if move is None:
             return False
-        store = known.store
+        store = known.index
         if (left := store.pending()) is not None:  # of a batch that lost against the rewrite
             store.abandon(left.commit_id)
         try:
-            store.move(move, to.snapshot_id, to.sequence_number)
+            store.apply_rewrite(move, to.snapshot_id, to.sequence_number)
         except IndexDamaged:
             return False  # its runs are gone: the table still tells what it did
-        if known.places:
+        if known.partitions:
             told = zip(move.added, move.contents, strict=True)
-            known.places |= {path: Place.of(text) for path, text in told}
+            known.partitions |= {path: PartitionKey.of(text) for path, text in told}
         return True
 
-    def _followed(self, name: str, known: _Known, view: TableView) -> _Known:
-        table = self._table(name, view)
-        how = follow(known.store, table, reached=_reached(view))
-        if isinstance(how, Followed):
+    def _follow_table(self, name: str, known: _OpenIndex, view: TableState) -> _OpenIndex:
+        table = self._pyiceberg_table(name, view)
+        how = follow(known.index, table, reached=_committed(view))
+        if isinstance(how, CatchUpResult):
             if how.new or how.changed or how.gone:
                 self._told(name, how)
-                known.places = {}
+                known.partitions = {}
             return known
-        store, rebuilt = catch_up(
-            table, self._place(name, view), known.keys, reached=_reached(view)
+        store, rebuilt = open_or_build(
+            table, self._index_folder(name, view), known.keys, reached=_committed(view)
         )
         self._told(name, rebuilt)
-        made = self._known[name] = _Known(store, known.keys, location=_location(view))
+        made = self._known[name] = _OpenIndex(store, known.keys, location=_location(view))
         return made
 
-    def _merge(self, known: _Known) -> None:
+    def _merge(self, known: _OpenIndex) -> None:
         """Merge runs in the background, one table at a time."""
         if known.merging is not None and known.merging.done():
             known.merging.result()
@@ -185,14 +193,14 @@ class Indexes:
         if known.merging is None:
             known.batches += 1
             tidy = known.location if known.batches % _TIDY_EVERY == 0 else None
-            known.merging = self._merges.submit(_in_background, known.store, tidy)
+            known.merging = self._merges.submit(_merge_and_tidy, known.index, tidy)
 
-    def _place(self, name: str, view: TableView) -> Path:
+    def _index_folder(self, name: str, view: TableState) -> Path:
         """A folder for each table, also for one that was created again under the same name."""
         safe = hashlib.sha256(name.encode()).hexdigest()[:16]
         return self._folder / f"{safe}-{view.uuid}"
 
-    def _table(self, name: str, view: TableView) -> "Table":
+    def _pyiceberg_table(self, name: str, view: TableState) -> "Table":
         """The table as PyIceberg sees it, by the metadata that the batch is planned from."""
         from pyiceberg.table import Table
         from pyiceberg.table.metadata import TableMetadataUtil
@@ -208,10 +216,10 @@ class Indexes:
         )
 
 
-def _way(view: TableView, start: int | None) -> list[Ancestor] | None:
+def _snapshots_since(view: TableState, start: int | None) -> list[AncestorSnapshot] | None:
     """The snapshots after one, oldest first; None: it is not among those that led here."""
-    found: list[Ancestor] = []
-    for each in view.lineage:
+    found: list[AncestorSnapshot] = []
+    for each in view.ancestors:
         if each.snapshot_id == start:
             return found[::-1]
         found.append(each)
@@ -220,9 +228,9 @@ def _way(view: TableView, start: int | None) -> list[Ancestor] | None:
     return None
 
 
-def _reached(view: TableView) -> Positions:
+def _committed(view: TableState) -> Positions:
     return view.marker.positions if view.marker else {}
 
 
-def _location(view: TableView) -> str:
+def _location(view: TableState) -> str:
     return str(view.base.document["location"])

@@ -9,36 +9,36 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import VoidTransform
 
-from icestream.index.live_rows import contents
+from icestream.index.live_rows import read_manifests
 from icestream.tables.arrow import arrow_schema
 from icestream.tables.partition_values import json_values
-from icestream.write.position_deletes import Place
+from icestream.write.position_deletes import PartitionKey
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 
-def places_of(table: "Table") -> dict[str, Place]:
+def partition_keys(table: "Table") -> dict[str, PartitionKey]:
     """Where each live data file belongs."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return {}
     specs = table.metadata.specs()
-    kinds = {number: kinds_of(spec, table.schema()) for number, spec in specs.items()}
-    found: dict[str, Place] = {}
-    for path, entry in contents(table.io, snapshot.manifests(table.io)).data.items():
+    kinds = {number: partition_types(spec, table.schema()) for number, spec in specs.items()}
+    found: dict[str, PartitionKey] = {}
+    for path, entry in read_manifests(table.io, snapshot.manifests(table.io)).data.items():
         file = entry.data_file
-        found[path] = place_of(file.spec_id, file.partition, kinds[file.spec_id])
+        found[path] = partition_key(file.spec_id, file.partition, kinds[file.spec_id])
     return found
 
 
-def place_of(spec_id: int, partition: Any, kinds: Sequence[t.IcebergType]) -> Place:
+def partition_key(spec_id: int, partition: Any, kinds: Sequence[t.IcebergType]) -> PartitionKey:
     """A partition, given its values by number as PyIceberg reads them."""
     told = [_json(partition[at], kind) for at, kind in enumerate(kinds)]
-    return Place(spec_id, tuple(told))
+    return PartitionKey(spec_id, tuple(told))
 
 
-def kinds_of(spec: PartitionSpec, schema: Schema) -> list[t.IcebergType]:
+def partition_types(spec: PartitionSpec, schema: Schema) -> list[t.IcebergType]:
     """The types of the values of a partition spec."""
     return [
         t.UnknownType()

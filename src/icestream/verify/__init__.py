@@ -1,6 +1,6 @@
 """Verify: proof from the tables themselves that each record is in them once. Writes nothing."""
 
-from icestream.verify.report import Finding, Result, TableReport
+from icestream.verify.report import Finding, TableReport, VerifyResult
 from icestream.verify.tables import verify
 
-__all__ = ["Finding", "Result", "TableReport", "verify"]
+__all__ = ["Finding", "TableReport", "VerifyResult", "verify"]

@@ -10,52 +10,56 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from icestream.config.options.source import KafkaSource
-from icestream.sources.kafka.causes import Causes
-from icestream.sources.kafka.client import REQUEST_SECONDS, Cluster
+from icestream.config.options.source import KafkaSourceOptions
+from icestream.sources.kafka.causes import ClientErrors
+from icestream.sources.kafka.client import REQUEST_SECONDS, KafkaAdmin
 from icestream.sources.kafka.properties import SECRETS, librdkafka
-from icestream.sources.kafka.sample import Sample
+from icestream.sources.kafka.sample import SampleConsumer
 from icestream.tables.marker import Positions
-from icestream.verify.chain import Chain
-from icestream.verify.offsets import Offsets, Partition, Sets, runs
-from icestream.verify.report import MOST, Findings
-from icestream.verify.rows import Terms
+from icestream.verify.chain import MarkerChain
+from icestream.verify.offsets import OffsetBitmaps, Sets, SourcePartition, contiguous_ranges
+from icestream.verify.report import MOST, TableFindings
+from icestream.verify.rows import RowCheckRules
 
 _AT_ONCE = 20_000  # records that are held at a time
 
 
 @dataclass(frozen=True)
-class Compared:
+class TableSide:
     """The table's side."""
 
     table: Table
     live: Sequence[DataFile]
-    chain: Chain
+    chain: MarkerChain
     landed: Sets
-    aside: Sets
-    terms: Terms
+    quarantined: Sets
+    rules: RowCheckRules
 
 
 @dataclass
-class Seen:
+class BrokerSide:
     """The broker's side, in the ranges that could be compared."""
 
     begin: dict[str, dict[int, int]] = field(default_factory=dict)
     ends: dict[str, dict[int, int]] = field(default_factory=dict)
-    good: Offsets = field(default_factory=Offsets)
-    bad: Offsets = field(default_factory=Offsets)  # records that do not decode
-    thinned: frozenset[str] = frozenset()  # topics whose records compaction removes
-    short: set[Partition] = field(default_factory=set)  # that lack records of the table's range
+    good: OffsetBitmaps = field(default_factory=OffsetBitmaps)
+    bad: OffsetBitmaps = field(default_factory=OffsetBitmaps)  # records that do not decode
+    compacted: frozenset[str] = frozenset()  # topics whose records compaction removes
+    incomplete: set[SourcePartition] = field(
+        default_factory=set
+    )  # that lack records of the table's range
     unchecked: int = 0
 
 
-def ranges(options: KafkaSource, side: Compared, findings: Findings) -> Seen:
+def comparable_ranges(
+    options: KafkaSourceOptions, side: TableSide, findings: TableFindings
+) -> BrokerSide:
     """What to read: from the table's start to its marker, as far as the broker still has it."""
     marker = side.chain.marker
-    seen = Seen()
+    seen = BrokerSide()
     if marker is None:
         return seen
-    cluster = Cluster(options.bootstrap_servers, options.options)
+    cluster = KafkaAdmin(options.bootstrap_servers, options.options)
     try:
         topics = cluster.describe(list(marker.positions))
         usable: dict[str, list[int]] = {}
@@ -66,12 +70,12 @@ def ranges(options: KafkaSource, side: Compared, findings: Findings) -> Seen:
                 why = "is not on the broker any more"
             elif known and topics[stream].id and topics[stream].id != known:
                 why = "was created again: its records are others"
-            elif stream in side.chain.reused or stream in side.terms.others:
+            elif stream in side.chain.reused or stream in side.rules.others:
                 why = "has offsets that do not tell records apart"
             if why:
                 findings.note(f"topic `{stream}` {why}; unchecked")
                 seen.unchecked += sum(partitions.values())
-                seen.short |= {(stream, number) for number in partitions}
+                seen.incomplete |= {(stream, number) for number in partitions}
             else:
                 usable[stream] = [n for n in partitions if n in topics[stream].partitions]
         earliest = cluster.earliest(usable)
@@ -86,35 +90,39 @@ def ranges(options: KafkaSource, side: Compared, findings: Findings) -> Seen:
             seen.begin.setdefault(stream, {})[number] = first
             seen.ends.setdefault(stream, {})[number] = stop
             if first > start:
-                seen.short.add((stream, number))
+                seen.incomplete.add((stream, number))
                 findings.note(
                     f"{stream}/{number} {start} to {first}: removed from the broker, unchecked"
                 )
-    seen.thinned = _thinned(options, list(usable), findings)
+    seen.compacted = _compacted_topics(options, list(usable), findings)
     return seen
 
 
-def _start(side: Compared, options: KafkaSource, stream: str, number: int) -> int:
+def _start(side: TableSide, options: KafkaSourceOptions, stream: str, number: int) -> int:
     """Where the table began: by its first claim, or where that has expired by its first row."""
     known = side.chain.start.get(stream, {}).get(number)
     if known is not None:
         return known
-    if options.start == "earliest" or side.chain.whole:  # one that came later has been read whole
+    if (
+        options.start == "earliest" or side.chain.complete
+    ):  # one that came later has been read whole
         return 0
-    found = [s[stream, number] for s in (side.landed, side.aside) if (stream, number) in s]
+    found = [s[stream, number] for s in (side.landed, side.quarantined) if (stream, number) in s]
     marker = side.chain.marker
     end = marker.positions[stream][number] if marker else 0
     return min((each.min() for each in found if each), default=end)
 
 
-def _thinned(options: KafkaSource, topics: Sequence[str], findings: Findings) -> frozenset[str]:
+def _compacted_topics(
+    options: KafkaSourceOptions, topics: Sequence[str], findings: TableFindings
+) -> frozenset[str]:
     """Topics with `cleanup.policy=compact`: there a row may outlive its record."""
     if not topics:
         return frozenset()
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     found = set()
     settings = _settings(options)
-    quiet = Causes(settings, SECRETS)  # librdkafka prints what nobody listens to
+    quiet = ClientErrors(settings, SECRETS)  # librdkafka prints what nobody listens to
     callbacks: dict[str, Any] = {"error_cb": quiet.error, "logger": quiet}
     with AdminClient({**settings, **callbacks}) as admin:
         answers = admin.describe_configs(resources, request_timeout=REQUEST_SECONDS)
@@ -132,11 +140,13 @@ def _thinned(options: KafkaSource, topics: Sequence[str], findings: Findings) ->
     return frozenset(found)
 
 
-def _settings(options: KafkaSource) -> dict[str, Any]:
+def _settings(options: KafkaSourceOptions) -> dict[str, Any]:
     return dict(librdkafka(options.bootstrap_servers, options.options))
 
 
-def records(options: KafkaSource, begin: Positions, ends: Positions) -> Iterator[pa.RecordBatch]:
+def read_records(
+    options: KafkaSourceOptions, begin: Positions, ends: Positions
+) -> Iterator[pa.RecordBatch]:
     """The broker's records in these ranges, some thousands at a time, of one partition each."""
     group = options.options.get("kafka.group.id") or (
         options.options.get("groupIdPrefix", "icestream") + "-verify"
@@ -145,26 +155,30 @@ def records(options: KafkaSource, begin: Positions, ends: Positions) -> Iterator
     for stream, partitions in begin.items():
         for number, first in partitions.items():
             stop = {stream: {number: ends[stream][number]}}
-            with Sample(settings, {stream: {number: first}}, stop) as sample:
+            with SampleConsumer(settings, {stream: {number: first}}, stop) as sample:
                 while batches := list(sample.batches(_AT_ONCE)):
                     yield from batches
 
 
-def record(options: KafkaSource, topic: str, partition: int, offset: int) -> pa.RecordBatch:
+def read_record(
+    options: KafkaSourceOptions, topic: str, partition: int, offset: int
+) -> pa.RecordBatch:
     """A single one."""
-    return next(records(options, {topic: {partition: offset}}, {topic: {partition: offset + 1}}))
+    return next(
+        read_records(options, {topic: {partition: offset}}, {topic: {partition: offset + 1}})
+    )
 
 
-def missing_bad(seen: Seen, side: Compared, findings: Findings) -> None:
+def check_bad_records(seen: BrokerSide, side: TableSide, findings: TableFindings) -> None:
     """Records that do not decode were set aside, or counted as dropped."""
     marker = side.chain.marker
     dropped = marker.counts.dropped if marker else 0
     gone = 0
     for key, found in seen.bad.sets.items():
-        left = minus(found, side.landed.get(key), side.aside.get(key))
+        left = difference(found, side.landed.get(key), side.quarantined.get(key))
         gone += len(left)
         if gone > dropped:
-            for start, stop, count in runs(left, MOST):
+            for start, stop, count in contiguous_ranges(left, MOST):
                 findings.add(
                     "source",
                     "missing",
@@ -179,7 +193,7 @@ def missing_bad(seen: Seen, side: Compared, findings: Findings) -> None:
                 )
 
 
-def minus(found: Any, *others: Any) -> Any:
+def difference(found: Any, *others: Any) -> Any:
     """One set without some others."""
     for other in others:
         if other is not None:

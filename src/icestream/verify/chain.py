@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from icestream.commit.java_catalog import view_of
-from icestream.commit.protocol import Standing, parent_of, standing
+from icestream.commit.java_catalog import table_state
+from icestream.commit.protocol import MarkerStatus, marker_status, parent_of
 from icestream.errors import Replaced
 from icestream.tables.marker import Marker, Positions, property_name
-from icestream.verify.report import Findings
+from icestream.verify.report import TableFindings
 
 # Losses after which offsets are given a second time, or positions are forgotten.
 _UNTOLD = ("recreated", "truncated", "deleted")
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainSnapshot:
     """One retained snapshot on the way back from the current one."""
 
     snapshot_id: int
@@ -48,15 +48,15 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Chain:
+class MarkerChain:
     """What the history says that the rows must be like."""
 
     marker: Marker | None
-    lineage: tuple[Link, ...]  # newest first
-    own: tuple[Link, ...]
-    foreign: tuple[Link, ...]  # neither ours nor a rewrite of the same rows
+    ancestors: tuple[ChainSnapshot, ...]  # newest first
+    own_commits: tuple[ChainSnapshot, ...]
+    foreign: tuple[ChainSnapshot, ...]  # neither ours nor a rewrite of the same rows
     rewrites: int
-    whole: bool  # back to the first claim, so that the start is known
+    complete: bool  # back to the first claim, so that the start is known
     start: Positions = field(default_factory=dict)
     limits: Mapping[int, Positions] = field(default_factory=dict)  # by snapshot id: rows are below
     landed: Mapping[int, int] = field(default_factory=dict)  # by snapshot id, rows of ours
@@ -67,24 +67,24 @@ class Chain:
         losses = self.marker.losses if self.marker else ()
         return frozenset(loss.stream for loss in losses if loss.kind in _UNTOLD)
 
-    def foreign_until(self, snapshot_id: int) -> "Foreign":
+    def foreign_until(self, snapshot_id: int) -> "ForeignChanges":
         """What others have done to the table up to a snapshot, as far as is retained."""
-        ids = [link.snapshot_id for link in self.lineage]
+        ids = [link.snapshot_id for link in self.ancestors]
         past = set(ids[ids.index(snapshot_id) :])
         links = [link for link in self.foreign if link.snapshot_id in past]
         marked = sum(
             link.number("added-position-deletes") + link.number("added-equality-deletes")
             for link in links
         )
-        return Foreign(
+        return ForeignChanges(
             added=sum(link.number("added-records") for link in links),
             deleted=sum(link.number("deleted-records") for link in links) + marked,
-            exact=self.lineage[-1].parent_id is None and not marked,
+            exact=self.ancestors[-1].parent_id is None and not marked,
         )
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignChanges:
     """Rows that others added and deleted; `exact` when nothing of it can be hidden."""
 
     added: int
@@ -93,8 +93,8 @@ class Foreign:
 
 
 def check_chain(
-    document: Mapping[str, Any], pipeline: str, findings: Findings, mirror: bool = False
-) -> Chain:
+    document: Mapping[str, Any], pipeline: str, findings: TableFindings, mirror: bool = False
+) -> MarkerChain:
     """Follow the chain from the marker back to the oldest retained snapshot."""
     lineage = _lineage(document)
     own = tuple(link for link in lineage if link.summary.get("icestream.pipeline") == pipeline)
@@ -102,13 +102,13 @@ def check_chain(
     foreign = tuple(link for link in others if link.operation != "replace")
     marker = _marker(document, pipeline, own, findings)
     if marker:
-        _standing(document, pipeline, marker, own, findings)
-    _order(own, lineage, findings)
+        _check_marker_belongs(document, pipeline, marker, own, findings)
+    _check_order(own, lineage, findings)
     whole = bool(own) and own[-1].previous_id is None
     reused = frozenset(x.stream for x in (marker.losses if marker else ()) if x.kind in _UNTOLD)
-    known = _known(own, reused, findings)
+    known = _positions_by_snapshot(own, reused, findings)
     if marker and own and own[0].commit_id == marker.commit_id:
-        _agreement(marker, own, known, whole, findings)
+        _check_marker_agrees(marker, own, known, whole, findings)
     for link in () if mirror else own:  # there many records make one row
         if link.number("added-records") != link.number("icestream.records"):
             findings.add(
@@ -130,29 +130,29 @@ def check_chain(
         )
     if len(foreign) > 5:
         findings.note(f"… and {len(foreign) - 5} more snapshots that are not ours")
-    findings.done("chain", told)
-    return Chain(
+    findings.finish_check("chain", told)
+    return MarkerChain(
         marker=marker,
-        lineage=lineage,
-        own=own,
+        ancestors=lineage,
+        own_commits=own,
         foreign=foreign,
         rewrites=len(others) - len(foreign),
-        whole=whole,
+        complete=whole,
         start=own[-1].moved if whole else {},
-        limits=_limits(marker, lineage, known, whole),
-        landed=_landed(marker, lineage, own),
+        limits=_row_limits(marker, lineage, known, whole),
+        landed=_landed_by_snapshot(marker, lineage, own),
     )
 
 
-def _lineage(document: Mapping[str, Any]) -> tuple[Link, ...]:
+def _lineage(document: Mapping[str, Any]) -> tuple[ChainSnapshot, ...]:
     by_id = {each["snapshot-id"]: each for each in document.get("snapshots") or ()}
-    found: list[Link] = []
+    found: list[ChainSnapshot] = []
     at = document.get("current-snapshot-id")
     while at in by_id:
         raw = by_id.pop(at)  # a ring, which only a damaged file can hold, ends the walk
         notes = dict(raw.get("summary") or {})
         found.append(
-            Link(
+            ChainSnapshot(
                 snapshot_id=raw["snapshot-id"],
                 parent_id=parent_of(raw),
                 sequence_number=raw.get("sequence-number") or 0,
@@ -165,7 +165,10 @@ def _lineage(document: Mapping[str, Any]) -> tuple[Link, ...]:
 
 
 def _marker(
-    document: Mapping[str, Any], pipeline: str, own: Sequence[Link], findings: Findings
+    document: Mapping[str, Any],
+    pipeline: str,
+    own: Sequence[ChainSnapshot],
+    findings: TableFindings,
 ) -> Marker | None:
     stored = (document.get("properties") or {}).get(property_name(pipeline))
     if stored is None:
@@ -187,12 +190,12 @@ def _marker(
         return None
 
 
-def _standing(
+def _check_marker_belongs(
     document: Mapping[str, Any],
     pipeline: str,
     marker: Marker,
-    own: Sequence[Link],
-    findings: Findings,
+    own: Sequence[ChainSnapshot],
+    findings: TableFindings,
 ) -> None:
     """The marker speaks of this table, and of its newest own snapshot."""
     uuid = document["table-uuid"]
@@ -217,7 +220,7 @@ def _standing(
             f"commit {marker.commit_id}, sequence {marker.sequence}: {seen}",
             snapshot_id=own[0].snapshot_id,
         )
-    elif not own and standing(view_of(document, pipeline)) is Standing.REPLACED:
+    elif not own and marker_status(table_state(document, pipeline)) is MarkerStatus.REPLACED:
         findings.add(
             "chain",
             "history-missing",
@@ -226,7 +229,9 @@ def _standing(
         )
 
 
-def _order(own: Sequence[Link], lineage: Sequence[Link], findings: Findings) -> None:
+def _check_order(
+    own: Sequence[ChainSnapshot], lineage: Sequence[ChainSnapshot], findings: TableFindings
+) -> None:
     """Each commit names the one before it, with the next number and no older generation."""
     for newer, older in pairwise(own):
         where = {"snapshot_id": newer.snapshot_id}
@@ -260,8 +265,8 @@ def _order(own: Sequence[Link], lineage: Sequence[Link], findings: Findings) -> 
         )
 
 
-def _known(
-    own: Sequence[Link], reused: frozenset[str], findings: Findings
+def _positions_by_snapshot(
+    own: Sequence[ChainSnapshot], reused: frozenset[str], findings: TableFindings
 ) -> dict[int, dict[tuple[str, int], int]]:
     """By own snapshot: the positions that it and those before it mention; they never go back."""
     at: dict[tuple[str, int], int] = {}
@@ -287,12 +292,12 @@ def _known(
     return found
 
 
-def _agreement(
+def _check_marker_agrees(
     marker: Marker,
-    own: Sequence[Link],
+    own: Sequence[ChainSnapshot],
     known: Mapping[int, Mapping[tuple[str, int], int]],
     whole: bool,
-    findings: Findings,
+    findings: TableFindings,
 ) -> None:
     """Property and summaries tell the same story."""
     newest = own[0]
@@ -334,9 +339,9 @@ def _agreement(
             )
 
 
-def _limits(
+def _row_limits(
     marker: Marker | None,
-    lineage: Sequence[Link],
+    lineage: Sequence[ChainSnapshot],
     known: Mapping[int, Mapping[tuple[str, int], int]],
     whole: bool,
 ) -> dict[int, Positions]:
@@ -366,7 +371,9 @@ def _nested(flat: Mapping[tuple[str, int], int]) -> Positions:
     return found
 
 
-def _landed(marker: Marker | None, lineage: Sequence[Link], own: Sequence[Link]) -> dict[int, int]:
+def _landed_by_snapshot(
+    marker: Marker | None, lineage: Sequence[ChainSnapshot], own: Sequence[ChainSnapshot]
+) -> dict[int, int]:
     """By snapshot: how many rows of ours it holds, counted back from the marker."""
     if marker is None:
         return {}
@@ -379,7 +386,7 @@ def _landed(marker: Marker | None, lineage: Sequence[Link], own: Sequence[Link])
     return found
 
 
-def _writer(link: Link) -> str:
+def _writer(link: ChainSnapshot) -> str:
     other = link.summary.get("icestream.pipeline")
     by = f"pipeline `{other}`" if other else link.summary.get("engine-name", "somebody else")
     return f"{link.operation} by {by}"

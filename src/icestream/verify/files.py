@@ -13,7 +13,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table.snapshots import Snapshot
 
-from icestream.verify.report import Findings
+from icestream.verify.report import TableFindings
 
 Answer = TypeVar("Answer")
 
@@ -21,7 +21,7 @@ _AT_ONCE = 8  # object stores answer slowly, and many questions at a time
 
 
 @dataclass(frozen=True)
-class Referenced:
+class ReferencedFile:
     """A file as the metadata describes it."""
 
     path: str
@@ -30,10 +30,10 @@ class Referenced:
     records: int | None = None  # only of Parquet files
 
 
-class Files:
+class FileChecker:
     """Looks at the files of one table; one that several snapshots share is looked at once."""
 
-    def __init__(self, io: FileIO, deep: bool, findings: Findings) -> None:
+    def __init__(self, io: FileIO, deep: bool, findings: TableFindings) -> None:
         self._io = io
         self._deep = deep
         self._findings = findings
@@ -45,18 +45,19 @@ class Files:
         """How many files were looked at."""
         return len(self._sound)
 
-    def check(self, snapshot: Snapshot) -> list[DataFile] | None:
+    def live_files(self, snapshot: Snapshot) -> list[DataFile] | None:
         """The live files of a snapshot; None if not every file is as it should be."""
         at = snapshot.snapshot_id
-        if not self._look([Referenced(snapshot.manifest_list, "manifest list")], at):
+        if not self._check_files([ReferencedFile(snapshot.manifest_list, "manifest list")], at):
             return None
         manifests = self._read(partial(snapshot.manifests, self._io), snapshot.manifest_list, at)
         if manifests is None:
             return None
         facts = [
-            Referenced(each.manifest_path, "manifest", each.manifest_length) for each in manifests
+            ReferencedFile(each.manifest_path, "manifest", each.manifest_length)
+            for each in manifests
         ]
-        if not self._look(facts, at):
+        if not self._check_files(facts, at):
             return None
         live: list[DataFile] = []
         for manifest in manifests:
@@ -67,10 +68,10 @@ class Files:
                     return None
                 self._entries[path] = [entry.data_file for entry in entries]
             live += self._entries[path]
-        self._once(live, at)
-        return live if self._look([_described(file) for file in live], at) else None
+        self._check_live_once(live, at)
+        return live if self._check_files([_described(file) for file in live], at) else None
 
-    def _once(self, live: Sequence[DataFile], snapshot_id: int) -> None:
+    def _check_live_once(self, live: Sequence[DataFile], snapshot_id: int) -> None:
         data = [file for file in live if file.content == DataFileContent.DATA]
         records = {file.file_path: file.record_count for file in data}
         for path, times in Counter(file.file_path for file in data).items():
@@ -85,7 +86,7 @@ class Files:
                     harm="duplicated",
                 )
 
-    def _look(self, facts: Sequence[Referenced], snapshot_id: int) -> bool:
+    def _check_files(self, facts: Sequence[ReferencedFile], snapshot_id: int) -> bool:
         fresh = {fact.path: fact for fact in facts if fact.path not in self._sound}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             answers = list(pool.map(self._fault, fresh.values()))
@@ -99,7 +100,7 @@ class Files:
                 )
         return all(self._sound[fact.path] for fact in facts)
 
-    def _fault(self, fact: Referenced) -> tuple[str, str, str] | None:
+    def _fault(self, fact: ReferencedFile) -> tuple[str, str, str] | None:
         """What is wrong with a file: kind, what was expected of it, what was seen."""
         try:
             size = len(self._io.new_input(fact.path))
@@ -137,10 +138,10 @@ class Files:
             return None
 
 
-def _described(file: DataFile) -> Referenced:
+def _described(file: DataFile) -> ReferencedFile:
     parquet = file.file_format == FileFormat.PARQUET
     kind = "data file" if file.content == DataFileContent.DATA else "delete file"
-    return Referenced(
+    return ReferencedFile(
         file.file_path, kind, file.file_size_in_bytes, file.record_count if parquet else None
     )
 

@@ -11,14 +11,14 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
 
 from icestream.index.keys import Hashes, key_hashes
-from icestream.verify.report import Findings
+from icestream.verify.report import TableFindings
 from icestream.verify.scan import batches, tasks
 
 _NONE = np.zeros((0, 2), dtype=np.uint64)
 _POSITIONS = ["file_path", "pos"]
 
 
-class Keys:
+class KeyChecker:
     """The keys of a table's files; files never change, so each is read once."""
 
     def __init__(self, table: Table, keys: tuple[str, ...]) -> None:
@@ -27,7 +27,7 @@ class Keys:
         self._files: dict[tuple[str, ...], Hashes] = {}
         self._deletes: dict[str, Mapping[str, NDArray[np.int64]]] = {}
 
-    def check(self, snapshot_id: int, live: Sequence[DataFile], findings: Findings) -> int:
+    def check(self, snapshot_id: int, live: Sequence[DataFile], findings: TableFindings) -> int:
         """Judge one snapshot; → its rows."""
         found = [self._alive(task) for task in tasks(self._table, live, snapshot_id)]
         hashes = np.concatenate([_NONE, *found])

@@ -9,21 +9,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-Partition = tuple[str, int]
-Sets = dict[Partition, BitMap64]
+SourcePartition = tuple[str, int]
+Sets = dict[SourcePartition, BitMap64]
 
 
 @dataclass
-class Offsets:
+class OffsetBitmaps:
     """The origins of some rows; a row that is there again counts as doubled."""
 
     rows: int = 0
     unknown: int = 0  # rows that name no origin, so they are not ours
     sets: Sets = field(default_factory=dict)
     doubled: Sets = field(default_factory=dict)
-    extra: dict[Partition, int] = field(default_factory=dict)  # rows beyond the first of an origin
+    extra: dict[SourcePartition, int] = field(
+        default_factory=dict
+    )  # rows beyond the first of an origin
 
-    def take(self, batch: pa.RecordBatch) -> None:
+    def add_rows(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch, whose first columns are topic, partition and offset."""
         self.rows += batch.num_rows
         valid = pc.and_(batch.column(0).is_valid(), batch.column(1).is_valid())
@@ -46,7 +48,7 @@ class Offsets:
             mine = offsets if len(found) == 1 else offsets[keys == key]
             self._add((names[key >> 32], key & 0xFFFFFFFF), mine)
 
-    def merge(self, other: "Offsets") -> None:
+    def merge(self, other: "OffsetBitmaps") -> None:
         """Add the rows of another file."""
         self.rows += other.rows
         self.unknown += other.unknown
@@ -66,7 +68,7 @@ class Offsets:
         """All topics that rows came from."""
         return {topic for topic, _ in self.sets}
 
-    def _add(self, partition: Partition, offsets: np.ndarray) -> None:
+    def _add(self, partition: SourcePartition, offsets: np.ndarray) -> None:
         fresh = bitmap(offsets)
         if len(fresh) < len(offsets):
             values, counts = np.unique(offsets, return_counts=True)
@@ -74,7 +76,7 @@ class Offsets:
             self._doubled(partition, again, len(offsets) - len(fresh))
         self._union(partition, fresh)
 
-    def _union(self, partition: Partition, more: BitMap64) -> None:
+    def _union(self, partition: SourcePartition, more: BitMap64) -> None:
         there = self.sets.get(partition)
         if there is None:
             self.sets[partition] = more.copy()
@@ -84,7 +86,7 @@ class Offsets:
             self._doubled(partition, both, len(both))
         there |= more
 
-    def _doubled(self, partition: Partition, again: BitMap64, count: int) -> None:
+    def _doubled(self, partition: SourcePartition, again: BitMap64, count: int) -> None:
         self.doubled[partition] = self.doubled.get(partition, BitMap64()) | again
         self.extra[partition] = self.extra.get(partition, 0) + count
 
@@ -104,7 +106,7 @@ def span(start: int, stop: int) -> BitMap64:
     return whole
 
 
-def runs(found: BitMap64, most: int) -> Iterator[tuple[int, int, int]]:
+def contiguous_ranges(found: BitMap64, most: int) -> Iterator[tuple[int, int, int]]:
     """The first ranges of a set: start, stop and how many are in it; the last takes the rest."""
     told, total = 0, len(found)
     at = found.min() if found else 0
@@ -114,14 +116,14 @@ def runs(found: BitMap64, most: int) -> Iterator[tuple[int, int, int]]:
         if number == most - 1:
             yield at, found.max() + 1, total - told
             return
-        stop = _end(found, at)
+        stop = _range_end(found, at)
         yield at, stop, stop - at
         told += stop - at
         if told < total:
             at = found.next_set_bit(stop)
 
 
-def _end(found: BitMap64, start: int) -> int:
+def _range_end(found: BitMap64, start: int) -> int:
     """Where a run of neighbours that begins at `start` ends: doubling steps, then halving."""
     step = 1
     while found.contains_range(start, start + step):

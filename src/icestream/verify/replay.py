@@ -14,16 +14,16 @@ import duckdb
 import pyarrow as pa
 
 from icestream.formats import DELETE, UPSERT
-from icestream.verify.offsets import Partition
+from icestream.verify.offsets import SourcePartition
 from icestream.verify.scratch import number
-from icestream.verify.values import Place
+from icestream.verify.values import RecordId
 
-Kind = Literal["missing", "resurrected", "phantom", "value-differs"]
+MismatchKind = Literal["missing", "resurrected", "phantom", "value-differs"]
 
 _NEWEST = 'ORDER BY seq DESC, "offset" DESC, partition DESC'
 
 
-class Uncarried(Exception):
+class UncarriedColumns(Exception):
     """Records were found that do not carry these columns: they need digests of their own."""
 
     def __init__(self, columns: set[str]) -> None:
@@ -32,7 +32,7 @@ class Uncarried(Exception):
 
 
 @dataclass(frozen=True)
-class Changes:
+class ReplayBatch:
     """Decoded records of rows that come, change or go, beside each other."""
 
     places: pa.Table  # topic, partition, offset
@@ -44,24 +44,24 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Truncate:
+class TruncateEvent:
     """A place at which everything before it is gone."""
 
     sequence: bytes  # empty: none
-    place: Place
+    place: RecordId
 
 
 @dataclass(frozen=True)
-class Apart:
+class KeyMismatch:
     """A key whose row is not what its records say."""
 
-    kind: Kind
+    kind: MismatchKind
     key: tuple[Any, ...]
-    place: Place | None  # of the record that counts, or of the row where there is none
-    carried: Mapping[str, Place]  # columns that older records carry
+    place: RecordId | None  # of the record that counts, or of the row where there is none
+    carried: Mapping[str, RecordId]  # columns that older records carry
 
 
-class Replay:
+class ChangeReplay:
     """The records of one mirror and its rows, in tables `events` and `found`."""
 
     def __init__(
@@ -93,31 +93,31 @@ class Replay:
                 ),
             ]
         )
-        self._later = "true"  # than the last truncate
+        self._after_truncate = "true"  # than the last truncate
         for name in ("events", "found"):
             self._insert(name, self._empty(), create=True)
 
     # -- what was read -------------------------------------------------------------------------
 
-    def take(self, changes: Changes) -> None:
+    def add_records(self, changes: ReplayBatch) -> None:
         """Add records; raises Uncarried when they do not carry a column that others do."""
         found = {name for name, flags in changes.missing.items() if flags.true_count}
         if more := (found & set(self._columns.names)) - set(self._lacking):
-            raise Uncarried(more)
+            raise UncarriedColumns(more)
         none = pa.repeat(pa.scalar(False), len(changes.op))
         flags = [changes.missing.get(name, none) for name in self._lacking]
-        self._insert("events", self._given(changes, flags))
+        self._insert("events", self._input_table(changes, flags))
 
-    def rows(self, rows: pa.RecordBatch, places: pa.Table, sequence: pa.BinaryArray) -> None:
+    def add_rows(self, rows: pa.RecordBatch, places: pa.Table, sequence: pa.BinaryArray) -> None:
         """Add rows of the table; their places are null where it does not have them."""
         count = rows.num_rows
         whole = pa.repeat(pa.scalar(True), count)
         none = pa.repeat(pa.scalar(False), count)
         op = pa.repeat(pa.scalar(UPSERT, pa.int8()), count)
-        changes = Changes(places, rows, op, sequence, whole, {})
-        self._insert("found", self._given(changes, [none] * len(self._lacking)))
+        changes = ReplayBatch(places, rows, op, sequence, whole, {})
+        self._insert("found", self._input_table(changes, [none] * len(self._lacking)))
 
-    def _given(self, changes: Changes, missing: Sequence[pa.BooleanArray]) -> pa.Table:
+    def _input_table(self, changes: ReplayBatch, missing: Sequence[pa.BooleanArray]) -> pa.Table:
         parts = {f"c{n}": column for n, column in enumerate(changes.rows.columns)}
         parts |= {name: changes.places.column(name) for name in changes.places.column_names}
         parts |= {f"m{n}": flags for n, flags in enumerate(missing)}
@@ -130,8 +130,8 @@ class Replay:
         places = pa.table({name: pa.array([], kind) for name, kind in kinds.items()})
         flags = pa.array([], pa.bool_())
         op, sequence = pa.array([], pa.int8()), pa.array([], pa.binary())
-        changes = Changes(places, rows, op, sequence, flags, {})
-        return self._given(changes, [flags] * len(self._lacking))
+        changes = ReplayBatch(places, rows, op, sequence, flags, {})
+        return self._input_table(changes, [flags] * len(self._lacking))
 
     def _insert(self, name: str, given: pa.Table, create: bool = False) -> None:
         begin = f"CREATE TABLE {name} AS" if create else f"INSERT INTO {name}"
@@ -143,7 +143,7 @@ class Replay:
 
     # -- what comes of it ----------------------------------------------------------------------
 
-    def fold(self, truncates: Sequence[Truncate], short: set[Partition]) -> bool:
+    def fold(self, truncates: Sequence[TruncateEvent], short: set[SourcePartition]) -> bool:
         """Find what becomes of each key; False: it cannot be told.
 
         `short` are partitions that lack records: there, one that is older than the first one left
@@ -160,7 +160,7 @@ class Replay:
             for name in self._groups
         )
         self._run(f"""
-            CREATE TABLE last AS SELECT *, {ats} FROM events WHERE {self._later}
+            CREATE TABLE last AS SELECT *, {ats} FROM events WHERE {self._after_truncate}
             QUALIFY row_number() OVER (PARTITION BY {keys} {_NEWEST}) = 1
         """)
         self._run(f"""
@@ -186,7 +186,7 @@ class Replay:
         self._fill()
         return True
 
-    def _empty_before(self, truncates: Sequence[Truncate]) -> bool:
+    def _empty_before(self, truncates: Sequence[TruncateEvent]) -> bool:
         """Leave out what came before the last truncate; False: who came first is not known."""
         nowhere = [each for each in truncates if not each.sequence]
         count = "SELECT count(*) FROM (SELECT DISTINCT topic, partition FROM events)"
@@ -194,7 +194,7 @@ class Replay:
             return False
         newest = max(truncates, key=lambda each: (each.sequence, each.place[2]))
         place = f"'{newest.sequence.hex()}'"
-        self._later = f"""
+        self._after_truncate = f"""
             (seq > unhex({place}) OR (seq = unhex({place}) AND "offset" > {newest.place[2]}))
         """
         return True
@@ -227,7 +227,7 @@ class Replay:
                         SELECT {keys} FROM last WHERE op = {UPSERT} AND {name} IS NULL
                     ) USING ({keys})
                     ANTI JOIN mixed USING ({keys})
-                    WHERE {self._later}
+                    WHERE {self._after_truncate}
                 )
                 WHERE gone = 0 AND {name} IS NOT NULL
                 QUALIFY row_number() OVER (PARTITION BY {keys} {_NEWEST}) = 1
@@ -286,11 +286,11 @@ class Replay:
             UPDATE apart SET open = true WHERE ({keys}) IN (SELECT ({keys}) FROM unsure)
         """)
 
-    def count(self, kind: Kind) -> int:
+    def count(self, kind: MismatchKind) -> int:
         """How many keys are apart in this way."""
         return self._number(f"FROM apart WHERE kind = '{kind}' AND NOT open")
 
-    def apart(self, kind: Kind, most: int) -> Iterator[Apart]:
+    def mismatches(self, kind: MismatchKind, most: int) -> Iterator[KeyMismatch]:
         """The first of them."""
         told = self._database.execute(f"""
             SELECT topic, partition, "offset", {", ".join(f"at{name}" for name in self._groups)},
@@ -307,7 +307,7 @@ class Replay:
                 for name, at in zip(("", *self._lacking), ats, strict=True)
                 if at
             }
-            yield Apart(kind, tuple(key), place, carried)
+            yield KeyMismatch(kind, tuple(key), place, carried)
 
     @property
     def undecided(self) -> int:

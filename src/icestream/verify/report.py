@@ -7,7 +7,7 @@ from typing import Any, Literal
 MOST = 20  # findings that are kept of one check of one table; all are counted
 
 CheckName = Literal["chain", "files", "rows", "quarantine", "source"]
-Status = Literal["ok", "violated", "unchecked"]
+CheckStatus = Literal["ok", "violated", "unchecked"]
 Harm = Literal["lost", "duplicated", "phantom"]
 
 
@@ -28,7 +28,7 @@ class Finding:
     records: int = 0
     harm: Harm | None = None
 
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it was seen: `snapshot 12, orders/0 120 to 180`."""
         parts = [] if self.snapshot_id is None else [f"snapshot {self.snapshot_id}"]
         if self.stream is not None:
@@ -38,11 +38,11 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One check of one table: how it ended, and what it looked at."""
 
     name: CheckName
-    status: Status
+    status: CheckStatus
     detail: str
     findings: int = 0  # all, also those that are not told
 
@@ -52,7 +52,7 @@ class TableReport:
     """Everything about one table."""
 
     table: str
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     lost: int = 0
@@ -61,7 +61,7 @@ class TableReport:
 
 
 @dataclass(frozen=True)
-class Result:
+class VerifyResult:
     """Everything about one pipeline."""
 
     pipeline: str
@@ -105,7 +105,7 @@ class Result:
 
 
 @dataclass
-class Findings:
+class TableFindings:
     """Collects what is found in one table while it is looked at."""
 
     table: str
@@ -113,7 +113,7 @@ class Findings:
     _kept: list[Finding] = field(default_factory=list)
     _total: dict[CheckName, int] = field(default_factory=dict)
     _harm: dict[tuple[Harm, CheckName, int | None], int] = field(default_factory=dict)
-    _checks: list[Check] = field(default_factory=list)
+    _checks: list[CheckResult] = field(default_factory=list)
 
     def add(self, check: CheckName, kind: str, expected: str, seen: str, **facts: Any) -> None:
         """Take up a finding; of each check the first ones are kept whole."""
@@ -151,11 +151,11 @@ class Findings:
         """Findings of this check so far."""
         return self._total.get(check, 0)
 
-    def done(self, name: CheckName, detail: str, looked: bool = True) -> None:
+    def finish_check(self, name: CheckName, detail: str, looked: bool = True) -> None:
         """End a check; one that could not look at everything is never ok."""
         found = self.count(name)
-        status: Status = "violated" if found else "ok" if looked else "unchecked"
-        self._checks.append(Check(name, status, detail, found))
+        status: CheckStatus = "violated" if found else "ok" if looked else "unchecked"
+        self._checks.append(CheckResult(name, status, detail, found))
 
     def report(self) -> TableReport:
         """What there is to say."""

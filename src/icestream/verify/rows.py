@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from icestream.verify.chain import Chain
-from icestream.verify.offsets import Offsets, Sets, runs, span
-from icestream.verify.report import MOST, Findings
+from icestream.verify.chain import MarkerChain
+from icestream.verify.offsets import OffsetBitmaps, Sets, contiguous_ranges, span
+from icestream.verify.report import MOST, TableFindings
 
 
 @dataclass(frozen=True)
-class Terms:
+class RowCheckRules:
     """How the rows of a source are to be judged."""
 
     offsets: bool  # positions are offsets of records, not entries of a ledger
@@ -18,7 +18,11 @@ class Terms:
 
 
 def check_snapshot(
-    snapshot_id: int, rows: Offsets, chain: Chain, terms: Terms, findings: Findings
+    snapshot_id: int,
+    rows: OffsetBitmaps,
+    chain: MarkerChain,
+    terms: RowCheckRules,
+    findings: TableFindings,
 ) -> None:
     """Judge the rows of one snapshot by what the chain says about it."""
     skip = chain.reused | terms.others
@@ -26,7 +30,7 @@ def check_snapshot(
         if topic in skip:
             continue
         beyond = rows.extra[topic, partition] - len(again)  # of those that are there three times
-        for start, stop, count in runs(again, MOST):
+        for start, stop, count in contiguous_ranges(again, MOST):
             findings.add(
                 "rows",
                 "duplicated",
@@ -48,7 +52,7 @@ def check_snapshot(
 
 
 def _outside(
-    snapshot_id: int, sets: Sets, chain: Chain, skip: Iterable[str], findings: Findings
+    snapshot_id: int, sets: Sets, chain: MarkerChain, skip: Iterable[str], findings: TableFindings
 ) -> None:
     """Rows at or above the marker, or before the start, came from nowhere."""
     limits = chain.limits.get(snapshot_id, {})
@@ -67,13 +71,19 @@ def _outside(
                 expected,
                 "{} rows",
                 (topic, partition),
-                runs(beyond, MOST),
+                contiguous_ranges(beyond, MOST),
                 snapshot_id=snapshot_id,
                 harm="phantom",
             )
 
 
-def _count(snapshot_id: int, rows: Offsets, chain: Chain, terms: Terms, findings: Findings) -> None:
+def _count(
+    snapshot_id: int,
+    rows: OffsetBitmaps,
+    chain: MarkerChain,
+    terms: RowCheckRules,
+    findings: TableFindings,
+) -> None:
     """As many rows as landed, give or take what somebody else's snapshots say they did."""
     expected = chain.landed[snapshot_id]
     foreign = chain.foreign_until(snapshot_id)
@@ -101,7 +111,7 @@ def _count(snapshot_id: int, rows: Offsets, chain: Chain, terms: Terms, findings
     )
 
 
-def _gaps(sets: Sets, chain: Chain, snapshot_id: int, terms: Terms) -> str:
+def _gaps(sets: Sets, chain: MarkerChain, snapshot_id: int, terms: RowCheckRules) -> str:
     """Where rows may be missing: some of these offsets may never have had a record."""
     if not terms.offsets:
         return ""
@@ -111,17 +121,21 @@ def _gaps(sets: Sets, chain: Chain, snapshot_id: int, terms: Terms) -> str:
             found = sets.get((topic, partition))
             first = chain.start.get(topic, {}).get(partition, found.min() if found else 0)
             empty = span(first, limit) - found if found else span(first, limit)
-            told += [f"{topic}/{partition} {a} to {b}" for a, b, _ in runs(empty, 5)]
+            told += [f"{topic}/{partition} {a} to {b}" for a, b, _ in contiguous_ranges(empty, 5)]
     return f"; without a row: {', '.join(told[:5])}" if told else ""
 
 
 def check_quarantine(
-    rows: Offsets | None, aside: Offsets | None, chain: Chain, terms: Terms, findings: Findings
+    rows: OffsetBitmaps | None,
+    aside: OffsetBitmaps | None,
+    chain: MarkerChain,
+    terms: RowCheckRules,
+    findings: TableFindings,
 ) -> None:
     """Table and quarantine share no record, and hold all that was read together."""
     marker = chain.marker
-    if marker is None or not chain.lineage:
-        findings.done("quarantine", "no marker to compare with", looked=False)
+    if marker is None or not chain.ancestors:
+        findings.finish_check("quarantine", "no marker to compare with", looked=False)
         return
     if rows and aside:
         _disjoint(rows.sets, aside.sets, chain, findings)
@@ -129,7 +143,7 @@ def check_quarantine(
     told = f"{counts.landed} landed + {counts.quarantined} set aside + {counts.dropped} dropped"
     if chain.reused:
         text = f"{told}; not compared with positions after an accepted loss"
-        findings.done("quarantine", text, looked=False)
+        findings.finish_check("quarantine", text, looked=False)
         return
     limits = marker.positions
     sets = aside.sets if aside else {}
@@ -147,7 +161,7 @@ def check_quarantine(
             "quarantine-missing" if below < expected else "quarantine-surplus",
             f"{expected} records set aside below the marker",
             f"{below} rows" if aside else "no quarantine table",
-            snapshot_id=chain.lineage[0].snapshot_id,
+            snapshot_id=chain.ancestors[0].snapshot_id,
             records=abs(below - expected),
             harm="lost" if below < expected else "phantom",
         )
@@ -162,17 +176,17 @@ def check_quarantine(
             "read-differs",
             f"{width} records read, as the positions say",
             told,
-            snapshot_id=chain.lineage[0].snapshot_id,
+            snapshot_id=chain.ancestors[0].snapshot_id,
             records=abs(width - counts.read),
             harm="lost" if counts.read < width else None,
         )
-    foreign = chain.foreign_until(chain.lineage[0].snapshot_id)
+    foreign = chain.foreign_until(chain.ancestors[0].snapshot_id)
     if terms.gapless and rows and not counts.dropped and not foreign.deleted:
         _complete(rows.sets, sets, chain, findings)
-    findings.done("quarantine", f"{told} = {counts.read} read")
+    findings.finish_check("quarantine", f"{told} = {counts.read} read")
 
 
-def _disjoint(mine: Sets, aside: Sets, chain: Chain, findings: Findings) -> None:
+def _disjoint(mine: Sets, aside: Sets, chain: MarkerChain, findings: TableFindings) -> None:
     for key, found in aside.items():
         if key not in mine or key[0] in chain.reused:
             continue
@@ -182,12 +196,12 @@ def _disjoint(mine: Sets, aside: Sets, chain: Chain, findings: Findings) -> None
             "a record in the table or in its quarantine",
             "{} in both",
             key,
-            runs(found & mine[key], MOST),
+            contiguous_ranges(found & mine[key], MOST),
             harm="duplicated",
         )
 
 
-def _complete(mine: Sets, aside: Sets, chain: Chain, findings: Findings) -> None:
+def _complete(mine: Sets, aside: Sets, chain: MarkerChain, findings: TableFindings) -> None:
     """Name what is missing, where every position had a record and none was dropped."""
     marker = chain.marker
     assert marker is not None, "the caller has looked"
@@ -203,6 +217,6 @@ def _complete(mine: Sets, aside: Sets, chain: Chain, findings: Findings) -> None
                 "a row in the table or in its quarantine for each position",
                 "{} in neither",
                 (stream, number),
-                runs(left, MOST),
+                contiguous_ranges(left, MOST),
                 harm="lost",
             )

@@ -8,24 +8,24 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table import FileScanTask, Table
 
-from icestream.verify.offsets import Offsets
+from icestream.verify.offsets import OffsetBitmaps
 
 ORIGIN = ("_src_topic", "_src_partition", "_src_offset")
 QUARANTINE_ORIGIN = ("topic", "partition", "offset")
 UNREADABLE = (OSError, ValueError)  # what a damaged file raises; Arrow's errors are among them
 
 
-class Origins:
+class OriginReader:
     """Where the rows of a table's files came from; files never change, so each is read once."""
 
     def __init__(self, table: Table, columns: tuple[str, str, str]) -> None:
         self._table = table
         self._columns = columns
-        self._files: dict[tuple[str, ...], Offsets] = {}
+        self._files: dict[tuple[str, ...], OffsetBitmaps] = {}
 
-    def of(self, snapshot_id: int, live: Sequence[DataFile]) -> Offsets:
+    def of(self, snapshot_id: int, live: Sequence[DataFile]) -> OffsetBitmaps:
         """All rows of a snapshot with these files."""
-        whole = Offsets()
+        whole = OffsetBitmaps()
         for task in tasks(self._table, live, snapshot_id):
             deletes = sorted(file.file_path for file in task.delete_files)
             key = (task.file.file_path, *deletes)
@@ -34,10 +34,10 @@ class Origins:
             whole.merge(self._files[key])
         return whole
 
-    def _read(self, task: FileScanTask) -> Offsets:
-        found = Offsets()
+    def _read(self, task: FileScanTask) -> OffsetBitmaps:
+        found = OffsetBitmaps()
         for batch in batches(self._table, task, self._columns):
-            found.take(batch)
+            found.add_rows(batch)
         for kept in found.sets.values():
             kept.run_optimize()
         return found

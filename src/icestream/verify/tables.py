@@ -11,58 +11,62 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from icestream.catalogs import catalog_for
-from icestream.config.model import Pipeline as Config
+from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
 from icestream.errors import Replaced
-from icestream.tables.design import keys_of, quarantine_name
-from icestream.tables.inventory import answering, routed_tables
+from icestream.tables.design import key_columns, quarantine_name
+from icestream.tables.inventory import routed_tables, translate_catalog_errors
 from icestream.tables.marker import Marker, property_name
-from icestream.verify.chain import Chain, check_chain
-from icestream.verify.files import Files
-from icestream.verify.keys import Keys
-from icestream.verify.offsets import Offsets
-from icestream.verify.report import Findings, Result
-from icestream.verify.rows import Terms, check_quarantine, check_snapshot
-from icestream.verify.scan import ORIGIN, QUARANTINE_ORIGIN, UNREADABLE, Origins
+from icestream.verify.chain import MarkerChain, check_chain
+from icestream.verify.files import FileChecker
+from icestream.verify.keys import KeyChecker
+from icestream.verify.offsets import OffsetBitmaps
+from icestream.verify.report import TableFindings, VerifyResult
+from icestream.verify.rows import RowCheckRules, check_quarantine, check_snapshot
+from icestream.verify.scan import ORIGIN, QUARANTINE_ORIGIN, UNREADABLE, OriginReader
 
 
 @dataclass
-class Looked:
+class CheckedTable:
     """One table and what was found out about it so far."""
 
     name: str
-    findings: Findings
+    findings: TableFindings
     table: Table | None = None
-    chain: Chain | None = None
+    chain: MarkerChain | None = None
     live: list[DataFile] | None = None  # of the current snapshot, if all are sound
-    rows: Offsets | None = None  # of the current snapshot, if they could be read and told apart
+    rows: OffsetBitmaps | None = (
+        None  # of the current snapshot, if they could be read and told apart
+    )
     damaged: bool = False
-    terms: Terms = field(default_factory=lambda: Terms(offsets=False, gapless=False))
+    terms: RowCheckRules = field(
+        default_factory=lambda: RowCheckRules(offsets=False, gapless=False)
+    )
 
 
 def verify(
-    config: Config, source: bool = False, all_snapshots: bool = False, deep: bool = False
-) -> Result:
+    config: PipelineConfig, source: bool = False, all_snapshots: bool = False, deep: bool = False
+) -> VerifyResult:
     """Look at every table of a pipeline; raises Unreachable when catalog or broker are away."""
     opened = catalog_for(config.catalog)
     opened.check()
     clear_manifest_cache()
     reports = []
-    with answering(config.catalog.name):
+    with translate_catalog_errors(config.catalog.name):
         catalog = opened.open()
         found = routed_tables(config, catalog)
     for name, rule in found:
-        main = _look(config, catalog, name, ORIGIN, all_snapshots, deep, rule)
+        main = _check_table(config, catalog, name, ORIGIN, all_snapshots, deep, rule)
         aside = None
-        with answering(config.catalog.name):
+        with translate_catalog_errors(config.catalog.name):
             has_quarantine = catalog.table_exists(quarantine_name(name))
         if has_quarantine:
-            aside = _look(
+            aside = _check_table(
                 config, catalog, quarantine_name(name), QUARANTINE_ORIGIN, all_snapshots, deep
             )
         if main.chain:
             if main.damaged or (aside and aside.damaged):
-                main.findings.done("quarantine", "rows could not be read", looked=False)
+                main.findings.finish_check("quarantine", "rows could not be read", looked=False)
             else:
                 bad = aside.rows if aside else None
                 check_quarantine(main.rows, bad, main.chain, main.terms, main.findings)
@@ -71,84 +75,88 @@ def verify(
         reports.append(main.findings.report())
         if aside:
             reports.append(aside.findings.report())
-    return Result(config.name, tuple(reports))
+    return VerifyResult(config.name, tuple(reports))
 
 
-def _compare(config: Config, rule: TableRule, main: Looked, aside: Looked | None) -> None:
+def _compare(
+    config: PipelineConfig, rule: TableRule, main: CheckedTable, aside: CheckedTable | None
+) -> None:
     if config.source.type != "kafka":
         text = f"a source of type `{config.source.type}` cannot be asked for its records again"
-        main.findings.done("source", text, looked=False)
+        main.findings.finish_check("source", text, looked=False)
         return
     damaged = main.damaged or (aside is not None and aside.damaged)
-    keys = keys_of(rule, main.table.properties) if main.table else None
+    keys = key_columns(rule, main.table.properties) if main.table else None
     told_apart = main.rows is not None or bool(keys)
     if damaged or not (told_apart and main.table and main.chain and main.live is not None):
-        main.findings.done("source", "rows could not be read, or not told apart", looked=False)
+        main.findings.finish_check(
+            "source", "rows could not be read, or not told apart", looked=False
+        )
         return
-    from icestream.verify.broker import Compared
+    from icestream.verify.broker import TableSide
     from icestream.verify.mirror import check_mirror
     from icestream.verify.source import check_source
 
     landed = main.rows.sets if main.rows else {}
     quarantined = aside.rows.sets if aside and aside.rows else {}
-    side = Compared(main.table, main.live, main.chain, landed, quarantined, main.terms)
+    side = TableSide(main.table, main.live, main.chain, landed, quarantined, main.terms)
     if keys:
         check_mirror(config, rule, keys, side, main.findings)
     else:
         check_source(config, rule, side, main.findings)
 
 
-def _look(
-    config: Config,
+def _check_table(
+    config: PipelineConfig,
     catalog: Catalog,
     name: str,
     columns: tuple[str, str, str],
     all_snapshots: bool,
     deep: bool,
     rule: TableRule | None = None,
-) -> Looked:
+) -> CheckedTable:
     """Chain, files and rows of one table; without a rule it is a quarantine."""
-    looked = Looked(name, Findings(name))
+    looked = CheckedTable(name, TableFindings(name))
     findings = looked.findings
     try:
-        with answering(config.catalog.name):
+        with translate_catalog_errors(config.catalog.name):
             table = catalog.load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError):
         findings.add(
             "chain", "table-missing", "the table", "not in the catalog: dropped, or no run"
         )
-        findings.done("chain", "no table")
+        findings.finish_check("chain", "no table")
         return looked
     except FileNotFoundError as failure:
         looked.damaged = True
         findings.add("files", "missing-file", "the table's metadata file", str(failure)[:200])
-        findings.done("files", "no metadata")
+        findings.finish_check("files", "no metadata")
         return looked
     except (ValueError, ValidationError) as failure:
         looked.damaged = True
         seen = str(failure).splitlines()[0][:200]
         findings.add("files", "unreadable", "the table's metadata file", seen)
-        findings.done("files", "no metadata")
+        findings.finish_check("files", "no metadata")
         return looked
     looked.table = table
     document = json.loads(table.metadata.model_dump_json(by_alias=True))
-    keys = keys_of(rule, table.properties) if rule else None
+    keys = key_columns(rule, table.properties) if rule else None
     chain = looked.chain = check_chain(document, config.name, findings, mirror=bool(keys))
     looked.terms = _terms(config, document)
-    lineage = {link.snapshot_id for link in chain.lineage}
+    lineage = {link.snapshot_id for link in chain.ancestors}
     current = table.metadata.current_snapshot_id
     wanted = [
         snapshot
         for snapshot in table.metadata.snapshots
         if all_snapshots or snapshot.snapshot_id == current
     ]
-    files = Files(table.io, deep, findings)
-    live = {each.snapshot_id: files.check(each) for each in wanted}
+    files = FileChecker(table.io, deep, findings)
+    live = {each.snapshot_id: files.live_files(each) for each in wanted}
     told = f"{files.seen} files of {_snapshots(len(wanted))}"
-    findings.done("files", told + (", every value read" if deep else ""))
+    findings.finish_check("files", told + (", every value read" if deep else ""))
     if current is None:
-        looked.live, looked.rows = [], Offsets()
-        findings.done("rows", "no snapshot yet")
+        looked.live, looked.rows = [], OffsetBitmaps()
+        findings.finish_check("rows", "no snapshot yet")
         return looked
     looked.live = live[current]
     looked.damaged = looked.live is None
@@ -157,7 +165,7 @@ def _look(
         _mirror(table, keys, ordered, live, looked)
         return looked
     if not set(columns) <= set(table.schema().column_names):
-        _total_only(current, looked)
+        _check_row_count(current, looked)
         return looked
     looked.rows = _rows(table, columns, ordered, live, looked)
     looked.damaged = looked.rows is None
@@ -173,12 +181,12 @@ def _rows(
     columns: tuple[str, str, str],
     ordered: list[Snapshot],
     live: dict[int, list[DataFile] | None],
-    looked: Looked,
-) -> Offsets | None:
+    looked: CheckedTable,
+) -> OffsetBitmaps | None:
     """Judge the rows of these snapshots; → those of the current one."""
     assert looked.chain is not None, "the chain is followed before rows are looked at"
     findings, unread, newest = looked.findings, 0, None
-    origins = Origins(table, columns)
+    origins = OriginReader(table, columns)
     for snapshot in ordered:
         found = live[snapshot.snapshot_id]
         if found is None:
@@ -194,7 +202,7 @@ def _rows(
         check_snapshot(snapshot.snapshot_id, rows, looked.chain, looked.terms, findings)
         if snapshot.snapshot_id == table.metadata.current_snapshot_id:
             newest = rows
-    _tell_limits(looked)
+    _note_unjudged(looked)
     told = f"{newest.rows if newest else 0} rows"
     told += f", {_snapshots(len(ordered))}" if len(ordered) > 1 else ""
     if newest and newest.unknown:
@@ -203,7 +211,7 @@ def _rows(
         told += f"; {_snapshots(unread)} with damaged files not read"
     if looked.chain.marker is None:
         told += "; no marker to compare with"
-    findings.done("rows", told, looked=not unread and looked.chain.marker is not None)
+    findings.finish_check("rows", told, looked=not unread and looked.chain.marker is not None)
     return newest
 
 
@@ -212,10 +220,10 @@ def _mirror(
     keys: tuple[str, ...],
     ordered: list[Snapshot],
     live: dict[int, list[DataFile] | None],
-    looked: Looked,
+    looked: CheckedTable,
 ) -> None:
     """Rows of a mirror are not records: of each key there is one."""
-    found, rows, unread = Keys(table, keys), 0, 0
+    found, rows, unread = KeyChecker(table, keys), 0, 0
     for snapshot in ordered:
         files = live[snapshot.snapshot_id]
         try:
@@ -230,10 +238,10 @@ def _mirror(
             unread += 1
     told = f"{rows} rows by {', '.join(keys)}, {_snapshots(len(ordered))}"
     told += f"; {_snapshots(unread)} with damaged files not read" if unread else ""
-    looked.findings.done("rows", told, looked=not unread)
+    looked.findings.finish_check("rows", told, looked=not unread)
 
 
-def _tell_limits(looked: Looked) -> None:
+def _note_unjudged(looked: CheckedTable) -> None:
     """Say what cannot be judged here."""
     assert looked.chain is not None, "the chain is followed before rows are looked at"
     if not looked.terms.offsets:
@@ -251,20 +259,20 @@ def _tell_limits(looked: Looked) -> None:
         )
 
 
-def _total_only(snapshot_id: int, looked: Looked) -> None:
+def _check_row_count(snapshot_id: int, looked: CheckedTable) -> None:
     """Without metadata columns only the number of rows can be judged."""
     assert looked.chain is not None, "the chain is followed before rows are looked at"
     total = 0
     if looked.live is not None:
         data = [file for file in looked.live if file.content == DataFileContent.DATA]
         total = sum(file.record_count for file in data)
-        plain = Terms(offsets=False, gapless=False)
-        check_snapshot(snapshot_id, Offsets(rows=total), looked.chain, plain, looked.findings)
+        plain = RowCheckRules(offsets=False, gapless=False)
+        check_snapshot(snapshot_id, OffsetBitmaps(rows=total), looked.chain, plain, looked.findings)
     looked.findings.note("no metadata columns: rows are counted, not told apart")
-    looked.findings.done("rows", f"{total} rows by the files' counts", looked=False)
+    looked.findings.finish_check("rows", f"{total} rows by the files' counts", looked=False)
 
 
-def _terms(config: Config, document: dict[str, Any]) -> Terms:
+def _terms(config: PipelineConfig, document: dict[str, Any]) -> RowCheckRules:
     kind = config.source.type
     others: set[str] = set()
     for key, value in (document.get("properties") or {}).items():
@@ -275,7 +283,7 @@ def _terms(config: Config, document: dict[str, Any]) -> Terms:
                 others |= set(Marker.from_json(value).positions)
             except (Replaced, KeyError, TypeError, AttributeError):
                 continue  # another pipeline's trouble
-    return Terms(kind != "files", kind == "generator", frozenset(others))
+    return RowCheckRules(kind != "files", kind == "generator", frozenset(others))
 
 
 def _snapshots(count: int) -> str:

@@ -12,9 +12,9 @@ from pyiceberg.table import Table
 from icestream.tables.arrow import arrow_schema
 from icestream.verify.scan import ORIGIN, batches, tasks
 from icestream.verify.scratch import number, quoted
-from icestream.write.conform import conform
+from icestream.write.conform import conform_to
 
-Place = tuple[str, int, int]  # topic, partition, offset
+RecordId = tuple[str, int, int]  # topic, partition, offset
 
 _LONGEST = 80  # characters of a value that are told
 
@@ -29,7 +29,7 @@ _DIFFERING = """
 """
 
 
-class Digests:
+class RowDigests:
     """What rows should be and what they are, each as 64 bits."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, columns: Sequence[str]) -> None:
@@ -39,18 +39,18 @@ class Digests:
             self._database.execute(_TABLE.format(name=name))
         self.compared = 0
 
-    def expect(self, rows: pa.RecordBatch) -> None:
+    def add_expected(self, rows: pa.RecordBatch) -> None:
         """Take rows as the records say that they are."""
         self._insert("expected", rows)
 
-    def take(self, table: Table, live: Sequence[DataFile]) -> None:
+    def add_table(self, table: Table, live: Sequence[DataFile]) -> None:
         """Take the rows of the table's current snapshot."""
         wanted = arrow_schema(table.schema().select(*self._columns))
         for task in tasks(table, live):
             for batch in batches(table, task, self._columns):
-                self._insert("found", conform(batch, wanted))
+                self._insert("found", conform_to(batch, wanted))
 
-    def differing(self, most: int) -> tuple[int, list[Place]]:
+    def differing(self, most: int) -> tuple[int, list[RecordId]]:
         """How many rows differ from their records, and which the first are."""
         both = 'SELECT count(*) FROM expected JOIN found USING (topic, partition, "offset")'
         self.compared = number(self._database, both)
@@ -71,9 +71,9 @@ class Digests:
 def differing(
     table: Table,
     live: Sequence[DataFile],
-    expected: Mapping[Place, Mapping[str, Any]],
+    expected: Mapping[RecordId, Mapping[str, Any]],
     columns: tuple[str, ...],
-) -> Iterator[tuple[Place, str, str, str]]:
+) -> Iterator[tuple[RecordId, str, str, str]]:
     """The columns of these rows that are not as expected: where, name, expected, seen."""
     offsets = pa.array([offset for _, _, offset in expected], pa.int64())
     for task in tasks(table, live):
@@ -84,10 +84,10 @@ def differing(
                 wanted = expected.get(place, row)
                 for column in columns:
                     if repr(row[column]) != repr(wanted[column]):
-                        yield place, column, told(wanted[column]), told(row[column])
+                        yield place, column, shorten(wanted[column]), shorten(row[column])
 
 
-def told(value: Any) -> str:
+def shorten(value: Any) -> str:
     """A value for people, cut where it is long."""
     text = repr(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"

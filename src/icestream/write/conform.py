@@ -10,12 +10,12 @@ from pyiceberg.schema import Schema
 from icestream.errors import SchemaRefused
 
 
-def stored(schema: Schema) -> Schema:
+def stored_columns(schema: Schema) -> Schema:
     """Leave out columns of type `unknown`, which the specification keeps out of data files."""
     return Schema(*(f for f in schema.fields if not isinstance(f.field_type, t.UnknownType)))
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def conform_to(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Give a batch exactly the table's columns, types and field ids; free if it has them."""
     try:
         if batch.schema.names != schema.names:

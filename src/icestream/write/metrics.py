@@ -13,11 +13,11 @@ from pyiceberg.schema import Schema
 
 from icestream.write.conform import column_at, path_to
 from icestream.write.modes import Mode, modes
-from icestream.write.sort import Order
+from icestream.write.sort import SortOrder
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ParquetLeaf:
     """A column of the Parquet file; leaves stand in the file's own order of columns."""
 
     field_id: int
@@ -38,10 +38,10 @@ class Leaf:
         return isinstance(self.kind, t.FloatType | t.DoubleType)
 
 
-def leaves(schema: Schema, order: Order, properties: Mapping[str, str]) -> list[Leaf]:
+def leaves(schema: Schema, order: SortOrder, properties: Mapping[str, str]) -> list[ParquetLeaf]:
     """Plan the metrics of a table's files once, for all of its files."""
     chosen = modes(schema, order, properties)
-    found: list[Leaf] = []
+    found: list[ParquetLeaf] = []
 
     def walk(field: t.NestedField, path: str, repeated: bool) -> None:
         kind = field.field_type
@@ -54,7 +54,7 @@ def leaves(schema: Schema, order: Order, properties: Mapping[str, str]) -> list[
             walk(kind.key_field, f"{path}.key_value.key", True)
             walk(kind.value_field, f"{path}.key_value.value", True)
         elif isinstance(kind, t.PrimitiveType):
-            found.append(Leaf(field.field_id, kind, chosen[field.field_id], repeated, path))
+            found.append(ParquetLeaf(field.field_id, kind, chosen[field.field_id], repeated, path))
 
     for field in schema.fields:
         walk(field, field.name, False)
@@ -64,7 +64,7 @@ def leaves(schema: Schema, order: Order, properties: Mapping[str, str]) -> list[
 class NanCounter:
     """Counts NaN while rows go by: a footer does not tell."""
 
-    def __init__(self, schema: Schema, plan: list[Leaf]) -> None:
+    def __init__(self, schema: Schema, plan: list[ParquetLeaf]) -> None:
         wanted = [leaf.field_id for leaf in plan if leaf.floating and leaf.counted]
         self._paths = {field_id: path_to(schema, field_id) for field_id in wanted}
         self.counts = dict.fromkeys(wanted, 0)
@@ -76,7 +76,7 @@ class NanCounter:
             self.counts[field_id] += seen.as_py()
 
 
-def file_metrics(footer: Any, plan: list[Leaf], nans: Mapping[int, int]) -> dict[str, Any]:
+def file_metrics(footer: Any, plan: list[ParquetLeaf], nans: Mapping[int, int]) -> dict[str, Any]:
     """Put together the metrics of one file, in the form of Iceberg's ContentFileParser."""
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     sizes: dict[int, int] = {}
@@ -137,7 +137,7 @@ def _offset(first_column: Any) -> int:
     return int(data if dictionary is None else min(dictionary, data))
 
 
-def _bounds(statistics: list[Any], leaf: Leaf) -> tuple[bytes | None, bytes | None]:
+def _bounds(statistics: list[Any], leaf: ParquetLeaf) -> tuple[bytes | None, bytes | None]:
     known = [found for found in statistics if found.has_min_max]
     # Arrow drops bounds over 4 KiB; without those of every group nothing may be claimed.
     lost = any(found.num_values and not found.has_min_max for found in statistics)

@@ -7,7 +7,7 @@ from pyiceberg import transforms as tr
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from icestream.write.sort import Order
+from icestream.write.sort import SortOrder
 
 Mode = int | None
 """None: nothing; 0: sizes and counts; n: bounds too, of at most n characters or bytes."""
@@ -18,7 +18,7 @@ _PREFIX = "write.metadata.metrics."
 _COLUMN = _PREFIX + "column."
 
 
-def modes(schema: Schema, order: Order, properties: Mapping[str, str]) -> dict[int, Mode]:
+def modes(schema: Schema, order: SortOrder, properties: Mapping[str, str]) -> dict[int, Mode]:
     """Choose a mode for every primitive column, as Iceberg's MetricsConfig.forTable does."""
     ids = list(_primitives(schema.as_struct()))
     default = _parse(properties.get(_PREFIX + "default"), _DEFAULT)

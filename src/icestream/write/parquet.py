@@ -13,8 +13,8 @@ from icestream.errors import ConfigError, StorageFailed
 from icestream.tables.arrow import arrow_schema
 from icestream.tables.storage import filesystem
 from icestream.write.conform import plain
-from icestream.write.metrics import Leaf, NanCounter, content_json, file_metrics
-from icestream.write.partition import Partition
+from icestream.write.metrics import NanCounter, ParquetLeaf, content_json, file_metrics
+from icestream.write.partition import OutputPartition
 from icestream.write.spill import split
 from icestream.write.target import StagedFile, StageTarget
 
@@ -53,7 +53,7 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     return int(properties.get(f"write.parquet.{name}", default))
 
 
-class DataFiles:
+class DataFileWriter:
     """The data files of one task attempt, written one after the other."""
 
     def __init__(
@@ -62,7 +62,7 @@ class DataFiles:
         attempt: str,
         schema: Schema,
         spec_id: int,
-        plan: list[Leaf],
+        plan: list[ParquetLeaf],
         memory_bytes: int,
     ) -> None:
         self._schema, self._arrow, self._plan = schema, arrow_schema(schema), plan
@@ -78,12 +78,12 @@ class DataFiles:
         self._folders: set[str] = set()
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
-        self._open: _OpenFile | None = None
+        self._open: _OpenDataFile | None = None
         self._begun: list[str] = []  # paths, in the file system's words
-        self._partition, self._order_id = Partition([], ""), 0
+        self._partition, self._order_id = OutputPartition([], ""), 0
         self.staged: list[StagedFile] = []
 
-    def begin(self, partition: Partition, order_id: int) -> None:
+    def begin(self, partition: OutputPartition, order_id: int) -> None:
         """End the file that is open; rows from here on are this partition's, in this order."""
         self.end()
         self._partition, self._order_id = partition, order_id
@@ -104,7 +104,7 @@ class DataFiles:
         if self._open is None:
             return
         file = self._open
-        with self._storing():
+        with self._translate_storage_errors():
             size, metrics = file.finish(self._plan)
         self._open = None
         entry = content_json(
@@ -124,13 +124,13 @@ class DataFiles:
             return
         rows = pa.Table.from_batches(self._pending, self._arrow)
         self._pending, self._pending_bytes = [], 0
-        with self._storing():
+        with self._translate_storage_errors():
             if self._open is None:
                 self._open = self._create(rows)
             self._open.write(rows)
 
     @contextmanager
-    def _storing(self) -> Iterator[None]:
+    def _translate_storage_errors(self) -> Iterator[None]:
         """Say plainly what storage refuses, and give back the room that this attempt has taken."""
         try:
             yield
@@ -146,9 +146,9 @@ class DataFiles:
                 hint="nothing of the batch was committed; it goes on when there is room and right",
             ) from failure
 
-    def _create(self, rows: pa.Table) -> "_OpenFile":
+    def _create(self, rows: pa.Table) -> "_OpenDataFile":
         if self._dictionary is None:
-            self._dictionary = repetitive(rows, self._plan)
+            self._dictionary = dictionary_columns(rows, self._plan)
         folder = f"/{self._partition.folder}" if self._partition.folder else ""
         if folder not in self._folders:
             self._filesystem.create_dir(self._root + folder, recursive=True)
@@ -159,10 +159,10 @@ class DataFiles:
         options = self._options | {"use_dictionary": self._dictionary}
         writer = pq.ParquetWriter(sink, self._arrow, **options)
         nans = NanCounter(self._schema, self._plan)
-        return _OpenFile(self._location + name, sink, writer, nans)
+        return _OpenDataFile(self._location + name, sink, writer, nans)
 
 
-class _OpenFile:
+class _OpenDataFile:
     """The one data file that is being written."""
 
     def __init__(self, path: str, sink: Any, writer: Any, nans: NanCounter) -> None:
@@ -176,7 +176,7 @@ class _OpenFile:
         self._nans.add(rows)
         self._writer.write_table(rows, row_group_size=rows.num_rows)
 
-    def finish(self, plan: list[Leaf]) -> tuple[int, dict[str, Any]]:
+    def finish(self, plan: list[ParquetLeaf]) -> tuple[int, dict[str, Any]]:
         self._writer.close()
         size = self.position()
         self._sink.close()
@@ -189,7 +189,7 @@ class _OpenFile:
             self._sink.close()
 
 
-def repetitive(rows: pa.Table, plan: list[Leaf]) -> list[str]:
+def dictionary_columns(rows: pa.Table, plan: list[ParquetLeaf]) -> list[str]:
     """Choose the columns to encode with a dictionary: all but those whose values hardly repeat."""
     sample = rows.slice(0, DICTIONARY_SAMPLE).combine_chunks()
     unique = set()

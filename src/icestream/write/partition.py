@@ -15,7 +15,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
 from icestream.errors import TableRefused
-from icestream.tables.partition_values import folder, json_values
+from icestream.tables.partition_values import json_values, partition_folder
 from icestream.write.conform import column_at, path_to, plain
 
 MOST_PARTITIONS = 1_000  # that one commit writes: each is a file, for every reader to open
@@ -23,7 +23,7 @@ _PROPERTY = "icestream.max-partitions-per-commit"
 _ORIGIN = {"_src_topic": "topic", "_src_partition": "partition", "_src_offset": "offset"}
 
 
-class Scattered(Exception):
+class PartitionLimitExceeded(Exception):
     """Rows of more partitions than a commit may write: how many, and where the outermost are."""
 
     def __init__(self, count: int, most: int, where: str) -> None:
@@ -37,7 +37,7 @@ def most_partitions(properties: Mapping[str, str]) -> int:
 
 
 @dataclass(frozen=True)
-class Partition:
+class OutputPartition:
     """One partition: its values by field of the spec, and the folder of its files."""
 
     values: list[Any]
@@ -45,7 +45,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Grouping:
+class PartitionGrouping:
     """An order of rows that brings partitions together: number → [start, stop) in that order."""
 
     order: NDArray[np.int64]
@@ -78,9 +78,9 @@ class Partitioner:
         self._schema, self._spec, self._most = schema, spec, most
         self._kinds = [self._kind(field) for field in spec.fields]
         self._numbers: dict[str, int] = {}
-        self.partitions: list[Partition] = []
+        self.partitions: list[OutputPartition] = []
 
-    def group(self, rows: pa.RecordBatch) -> Grouping:
+    def group(self, rows: pa.RecordBatch) -> PartitionGrouping:
         """Find the partition of every row; rows of a partition keep their order.
 
         Raises Scattered at too many of them, before each costs memory and a file.
@@ -102,7 +102,7 @@ class Partitioner:
         ranges = {
             int(n): (int(stops[n] - counts[n]), int(stops[n])) for n in np.flatnonzero(counts)
         }
-        return Grouping(order, ranges)
+        return PartitionGrouping(order, ranges)
 
     def _number(self, columns: list[pa.Array]) -> NDArray[np.int64]:
         """Number distinct partitions, given one row of values for each; NaN equals NaN here."""
@@ -115,7 +115,9 @@ class Partitioner:
             numbers.append(number)
         return np.array(numbers, dtype=np.int64)
 
-    def _scattered(self, count: int, rows: pa.RecordBatch, columns: list[pa.Array]) -> Scattered:
+    def _scattered(
+        self, count: int, rows: pa.RecordBatch, columns: list[pa.Array]
+    ) -> PartitionLimitExceeded:
         """The lowest and the highest value of the column that varies most, and their records."""
         widest = max(range(len(columns)), key=lambda at: len(columns[at].unique()))
         column, kind, field = columns[widest], self._kinds[widest], self._spec.fields[widest]
@@ -123,17 +125,17 @@ class Partitioner:
         ends = order.take(pa.array([0, max(0, len(column) - column.null_count - 1)]))
         values = json_values(column.take(ends), kind)
         first, last = (
-            folder(field.name, field.transform, kind, value) + _origin(rows, at.as_py())
+            partition_folder(field.name, field.transform, kind, value) + _origin(rows, at.as_py())
             for value, at in zip(values, ends, strict=True)
         )
-        return Scattered(count, self._most, f"from {first} to {last}")
+        return PartitionLimitExceeded(count, self._most, f"from {first} to {last}")
 
-    def _partition(self, values: list[Any]) -> Partition:
+    def _partition(self, values: list[Any]) -> OutputPartition:
         folders = (
-            folder(field.name, field.transform, kind, value)
+            partition_folder(field.name, field.transform, kind, value)
             for field, kind, value in zip(self._spec.fields, self._kinds, values, strict=True)
         )
-        return Partition(values, "/".join(folders))
+        return OutputPartition(values, "/".join(folders))
 
     def _kind(self, field: PartitionField) -> t.IcebergType:
         if isinstance(field.transform, tr.VoidTransform):

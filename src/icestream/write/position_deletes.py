@@ -28,24 +28,24 @@ SCHEMA = pa.schema(
 MOST_SCOPED = 16
 _FEW_ROWS = 10_000  # are read as quickly as one more file is opened; of one data file, a tenth
 
-Positions = Mapping[str, NDArray[np.int64]]
+DeletedPositions = Mapping[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Place:
+class PartitionKey:
     """Where a data file belongs: a partition, and the spec that it is one of."""
 
     spec_id: int
     partition: tuple[Any, ...]  # values as in Iceberg's JSON
 
     @staticmethod
-    def of(content_json: str) -> "Place":
+    def of(content_json: str) -> "PartitionKey":
         """Of a staged file."""
         facts = json.loads(content_json)
-        return Place(facts["spec-id"], tuple(facts["partition"]))
+        return PartitionKey(facts["spec-id"], tuple(facts["partition"]))
 
 
-def merged(parts: Iterable[Positions]) -> dict[str, NDArray[np.int64]]:
+def merge_positions(parts: Iterable[DeletedPositions]) -> dict[str, NDArray[np.int64]]:
     """The positions of all parts, sorted, each once."""
     found: dict[str, list[NDArray[np.int64]]] = {}
     for part in parts:
@@ -55,13 +55,16 @@ def merged(parts: Iterable[Positions]) -> dict[str, NDArray[np.int64]]:
 
 
 def write_deletes(
-    dead: Positions, place_of: Callable[[str], Place], target: StageTarget, attempt: str
+    dead: DeletedPositions,
+    place_of: Callable[[str], PartitionKey],
+    target: StageTarget,
+    attempt: str,
 ) -> list[StagedFile]:
     """Write files in the partition of the rows that die, wherever their new rows are."""
-    by_place: dict[Place, list[str]] = {}
+    by_place: dict[PartitionKey, list[str]] = {}
     for path in dead:
         by_place.setdefault(place_of(path), []).append(path)
-    alone = _worth_a_file(dead)
+    alone = _files_with_own_deletes(dead)
     staged: list[StagedFile] = []
     for place, paths in by_place.items():
         together = [path for path in paths if path not in alone]
@@ -73,7 +76,7 @@ def write_deletes(
     return staged
 
 
-def _worth_a_file(dead: Positions) -> set[str]:
+def _files_with_own_deletes(dead: DeletedPositions) -> set[str]:
     """Data files that get a delete file of their own."""
     if sum(map(len, dead.values())) <= _FEW_ROWS:
         return set()
@@ -81,7 +84,9 @@ def _worth_a_file(dead: Positions) -> set[str]:
     return found if len(found) <= MOST_SCOPED else set()
 
 
-def _write(location: str, place: Place, paths: Sequence[str], dead: Positions) -> StagedFile:
+def _write(
+    location: str, place: PartitionKey, paths: Sequence[str], dead: DeletedPositions
+) -> StagedFile:
     counts = [len(dead[path]) for path in paths]
     numbers = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     names = pa.DictionaryArray.from_arrays(numbers, pa.array(paths, pa.string()))

@@ -13,7 +13,7 @@ from icestream.write.partition import transformed
 
 
 @dataclass(frozen=True)
-class SortField:
+class SortKey:
     """One key of a sort order."""
 
     source_id: int
@@ -23,18 +23,18 @@ class SortField:
 
 
 @dataclass(frozen=True)
-class Order:
+class SortOrder:
     """A sort order; order 0 sorts nothing."""
 
     order_id: int
-    fields: tuple[SortField, ...]
+    fields: tuple[SortKey, ...]
 
     @classmethod
-    def parse(cls, text: str) -> "Order":
+    def parse(cls, text: str) -> "SortOrder":
         """Read Iceberg's JSON; pyiceberg.table.sorting would import the whole of PyIceberg."""
         order = json.loads(text)
         fields = tuple(
-            SortField(
+            SortKey(
                 field["source-id"],
                 tr.parse_transform(field["transform"]),
                 {"asc": "ascending", "desc": "descending"}[field["direction"]],
@@ -63,5 +63,5 @@ class Order:
         return pc.sort_indices(keys, sort_keys=list(zip(names, directions, strict=True)))
 
 
-def _is_void(field: SortField) -> bool:
+def _is_void(field: SortKey) -> bool:
     return isinstance(field.transform, tr.VoidTransform)

@@ -9,12 +9,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from icestream.errors import StorageFailed
-from icestream.write.partition import Grouping
+from icestream.write.partition import PartitionGrouping
 
 PIECE_BYTES = 1 << 20  # one Arrow message; a reader holds one of each run
 
 
-class Run(Protocol):
+class PartitionedRun(Protocol):
     """Rows of many partitions, asked for by partition number in rising order."""
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
@@ -27,7 +27,7 @@ class Run(Protocol):
 class MemoryRun:
     """The newest rows, which never had to leave memory."""
 
-    def __init__(self, rows: pa.RecordBatch, grouping: Grouping) -> None:
+    def __init__(self, rows: pa.RecordBatch, grouping: PartitionGrouping) -> None:
         self._rows, self._grouping = rows, grouping
         self._step = rows_per_piece(rows)
 
@@ -43,7 +43,7 @@ class MemoryRun:
 class SpilledRun:
     """Rows in an Arrow file that has no name, so that even a killed task leaves nothing behind."""
 
-    def __init__(self, rows: pa.RecordBatch, grouping: Grouping) -> None:
+    def __init__(self, rows: pa.RecordBatch, grouping: PartitionGrouping) -> None:
         self._ranges, self._step = grouping.ranges, rows_per_piece(rows)
         self._held: tuple[int, pa.RecordBatch] | None = None
         self._file = _unnamed_file()

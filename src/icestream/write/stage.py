@@ -5,17 +5,24 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 from icestream.tables.arrow import arrow_schema
-from icestream.write.conform import conform, stored
+from icestream.write.conform import conform_to, stored_columns
 from icestream.write.metrics import leaves
-from icestream.write.parquet import MB, DataFiles
-from icestream.write.partition import Partition, Partitioner, most_partitions
-from icestream.write.sort import Order
-from icestream.write.spill import MemoryRun, Run, SpilledRun, pieces, rows_per_piece, split
+from icestream.write.parquet import MB, DataFileWriter
+from icestream.write.partition import OutputPartition, Partitioner, most_partitions
+from icestream.write.sort import SortOrder
+from icestream.write.spill import (
+    MemoryRun,
+    PartitionedRun,
+    SpilledRun,
+    pieces,
+    rows_per_piece,
+    split,
+)
 from icestream.write.target import StagedFile, StageTarget
 
 __all__ = ["StageTarget", "StagedFile", "Stager"]
 
-NO_PARTITION = Partition([], "")
+NO_PARTITION = OutputPartition([], "")
 
 
 class Stager:
@@ -26,19 +33,21 @@ class Stager:
     """
 
     def __init__(self, target: StageTarget, attempt: str, memory_bytes: int = 128 * MB) -> None:
-        self._schema = stored(Schema.model_validate_json(target.schema_json))
+        self._schema = stored_columns(Schema.model_validate_json(target.schema_json))
         self._arrow = arrow_schema(self._schema)
-        self._order = Order.parse(target.sort_order_json)
+        self._order = SortOrder.parse(target.sort_order_json)
         spec = PartitionSpec.model_validate_json(target.spec_json)
         self._partitioned = bool(spec.fields)
         most = most_partitions(target.properties)
         self._partitioner = Partitioner(self._schema, spec, most)
         plan = leaves(self._schema, self._order, target.properties)
-        self._files = DataFiles(target, attempt, self._schema, spec.spec_id, plan, memory_bytes)
+        self._files = DataFileWriter(
+            target, attempt, self._schema, spec.spec_id, plan, memory_bytes
+        )
         self._memory = memory_bytes
         self._buffer: list[pa.RecordBatch] = []
         self._buffered = 0
-        self._runs: list[Run] = []
+        self._runs: list[PartitionedRun] = []
 
     @property
     def keeps_order(self) -> bool:
@@ -49,7 +58,7 @@ class Stager:
         """Take rows that have the table's columns; raises Scattered at too many partitions."""
         if not batch.num_rows:
             return
-        batch = conform(batch, self._arrow)
+        batch = conform_to(batch, self._arrow)
         if self.keeps_order:
             self._files.write(batch)
             return
@@ -57,7 +66,7 @@ class Stager:
             self._buffer.append(piece)
             self._buffered += size
             if self._buffered >= self._memory:
-                self._make_room()
+                self._spill_or_write()
 
     def finish(self) -> list[StagedFile]:
         """Write what is still held and name the finished files."""
@@ -78,7 +87,7 @@ class Stager:
         self._close_runs()
         self._files.abort()
 
-    def _make_room(self) -> None:
+    def _spill_or_write(self) -> None:
         rows = self._take_buffer()
         if self._partitioned:
             self._runs.append(SpilledRun(rows, self._partitioner.group(rows)))
@@ -90,7 +99,7 @@ class Stager:
         self._buffer, self._buffered = [], 0
         return rows
 
-    def _write_partition(self, number: int, partition: Partition) -> None:
+    def _write_partition(self, number: int, partition: OutputPartition) -> None:
         """Write a partition from all runs; sorted ones in files that are sorted by themselves."""
         held: list[pa.RecordBatch] = []
         size = 0
@@ -109,7 +118,7 @@ class Stager:
         if held:
             self._write_sorted(pa.concat_batches(held), partition)
 
-    def _write_sorted(self, rows: pa.RecordBatch, partition: Partition) -> None:
+    def _write_sorted(self, rows: pa.RecordBatch, partition: OutputPartition) -> None:
         self._files.begin(partition, self._order.order_id)
         order = self._order.indices(rows, self._schema)
         for piece in pieces(rows, order, rows_per_piece(rows, self._files.row_group)):

@@ -10,7 +10,7 @@ from icestream.write.target import StagedFile
 _AT_ONCE = 16  # an object store answers each question by itself
 
 
-def missing(files: Sequence[StagedFile]) -> list[str]:
+def changed_or_missing(files: Sequence[StagedFile]) -> list[str]:
     """Paths of one table's files that are gone or not as long as they were when finished."""
     if not files:
         return []

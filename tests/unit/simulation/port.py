@@ -1,8 +1,8 @@
 """How a run asks the catalog, one answer at a time.
 
-Landing and `protocol.settle` are plain functions: they cannot stop in the middle and let others go
-first. So they are called anew with one answer more each time; given the answers, they always do the
-same.
+TableCommitter and `protocol.commit_with_retries` are plain code: they cannot stop in the middle and
+let others go first. So they are called anew with one answer more each time; given the answers, they
+always do the same.
 """
 
 from contextlib import contextmanager
@@ -15,15 +15,15 @@ from icestream.errors import IcestreamError
 from .world import Request
 
 _ATTEMPTS = 3
-_NEW_ID = SimpleNamespace(hex="")  # what Landing takes for a fresh uuid
+_NEW_ID = SimpleNamespace(hex="")  # what TableCommitter takes for a fresh uuid
 
 
 @contextmanager
 def at_once():
-    """Landing without waiting, and with commit ids that a seed repeats."""
+    """TableCommitter without waiting, and with commit ids that a seed repeats."""
     with (
         patch.object(table_commits, "uuid", SimpleNamespace(uuid4=lambda: _NEW_ID)),
-        patch.object(table_commits, "_pause", lambda attempt: attempt < _ATTEMPTS),
+        patch.object(table_commits, "_backoff", lambda attempt: attempt < _ATTEMPTS),
     ):
         yield
 
@@ -36,7 +36,7 @@ class _Ask(BaseException):
 
 
 class Port:
-    """The protocol's `Tables`, on answers that are known so far."""
+    """The protocol's `CommitCatalog`, on answers that are known so far."""
 
     def __init__(self, run):
         self.run = run

@@ -1,6 +1,6 @@
 """The simulated source. Every record is one bit, so the rows of a table are one number."""
 
-from icestream.sources import Start
+from icestream.sources import StartPositions
 
 PHANTOM = 1  # read from a topic that was created again: belongs into no table
 
@@ -96,12 +96,12 @@ class Source:
     def ends(self):
         return {s: {n: log.end for n, log in logs.items()} for s, logs in self.logs.items()}
 
-    def resolve(self):
+    def resolve_start(self):
         """`start: earliest` or `latest`, as explicit positions."""
         at = self.ends()
         if not self.latest:
             at = {stream: dict.fromkeys(logs, 0) for stream, logs in at.items()}
-        return Start(at, self.stream_ids(at))
+        return StartPositions(at, self.stream_ids(at))
 
     def topics(self, batch):
         """The topics that a range may hold."""
@@ -110,7 +110,7 @@ class Source:
         begin = batch.start.get("ledger", {}).get(0, 0)
         return list(dict.fromkeys(self.logs["ledger"][0].topics[begin : batch.stop["ledger"][0]]))
 
-    def keep(self, stop, location, commit_id, old):
+    def store_details(self, stop, location, commit_id, old):
         return {}
 
     def lag(self, reached):

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from icestream.commit import protocol, table_commits
-from icestream.commit.java_catalog import Append
-from icestream.commit.protocol import Outcome, Plan, Verdict
-from icestream.commit.table_commits import Landing
+from icestream.commit.java_catalog import AddedFiles
+from icestream.commit.protocol import BatchPlan, BatchVerdict, CommitOutcome
+from icestream.commit.table_commits import TableCommitter
 
 from .explore import Variant
 from .world import World
@@ -61,32 +61,32 @@ class SummaryOnly(World):
 # ── commits ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class _OtherLook(Landing):
-    def _append(self, name, view, work, append, counts, watermark):
+class _OtherLook(TableCommitter):
+    def _commit_files(self, name, view, work, append, counts, watermark):
         def advanced(seen):
-            return protocol.advanced(
-                seen, work.batch, work.commit_id, counts, watermark, {}, work.stream_ids
+            return protocol.marker_after_batch(
+                seen, work.range, work.commit_id, counts, watermark, {}, work.stream_ids
             )
 
         def look(seen):
             return self.look(seen, advanced(view), view)
 
-        settled = protocol.settle(
-            self._tables, name, view, advanced, append, table_commits._pause, look=look
+        settled = protocol.commit_with_retries(
+            self._tables, name, view, advanced, append, table_commits._backoff, look=look
         )
-        self._report(name, settled)
+        self._raise_unless_landed(name, settled)
         return settled.attempts
 
 
 class _NeverLooks(_OtherLook):
     def look(self, seen, tried, planned):
-        return Outcome.AGAIN
+        return CommitOutcome.AGAIN
 
 
 class _KeepsFiles(_OtherLook):
     def look(self, seen, tried, planned):
-        outcome = protocol.resolve(seen, tried, planned)
-        return Outcome.AGAIN if outcome is Outcome.RESTAGE else outcome
+        outcome = protocol.outcome_of_commit(seen, tried, planned)
+        return CommitOutcome.AGAIN if outcome is CommitOutcome.RESTAGE else outcome
 
 
 class NeverStagesAgain(Run):
@@ -101,19 +101,21 @@ class NeverLooksAgain(Run):
     landing_type = _NeverLooks
 
 
-class _RowsFirst(Landing):
-    def land(self, work, report, stage_seconds):
+class _RowsFirst(TableCommitter):
+    def commit_batch(self, work, report, stage_seconds):
         aside, report.quarantine_files = report.quarantine_files, ()
         try:
-            if not super().land(work, report, stage_seconds):
+            if not super().commit_batch(work, report, stage_seconds):
                 return False
         finally:
             report.quarantine_files = aside
         if not aside:
             return True
-        rows = Append([file.content_json for file in aside], sum(file.records for file in aside))
+        rows = AddedFiles(
+            [file.content_json for file in aside], sum(file.records for file in aside)
+        )
         name, counts = f"{work.table.name}__quarantine", table_commits.Counts(landed=rows.records)
-        return self._append(name, work.quarantine, work, rows, counts, None) is not None
+        return self._commit_files(name, work.quarantine, work, rows, counts, None) is not None
 
 
 class RowsBeforeQuarantine(Run):
@@ -122,12 +124,12 @@ class RowsBeforeQuarantine(Run):
     landing_type = _RowsFirst
 
 
-class _StaleClaim(Landing):
-    def take(self, name, view, start):
-        allowed = protocol.may_claim(view, self.claim)
-        if allowed is not Outcome.AGAIN:
+class _StaleClaim(TableCommitter):
+    def claim_table(self, name, view, start):
+        allowed = protocol.claim_outcome(view, self.claim)
+        if allowed is not CommitOutcome.AGAIN:
             raise table_commits.refusal(name, allowed.value, view)
-        mine = protocol.claimed(
+        mine = protocol.marker_of_claim(
             view, self.claim, table_commits.uuid.uuid4().hex, start.positions, start.stream_ids, {}
         )
 
@@ -135,12 +137,12 @@ class _StaleClaim(Landing):
             return replace(mine, snapshot_sequence=seen.last_sequence + 1)
 
         def still_ours(seen):
-            return protocol.may_claim(seen, self.claim)
+            return protocol.claim_outcome(seen, self.claim)
 
-        settled = protocol.settle(
-            self._tables, name, view, claimed, Append(), table_commits._pause, look=still_ours
+        settled = protocol.commit_with_retries(
+            self._tables, name, view, claimed, AddedFiles(), table_commits._backoff, look=still_ours
         )
-        self._report(name, settled)
+        self._raise_unless_landed(name, settled)
         return self._tables.load(name)
 
 
@@ -158,10 +160,10 @@ class CountsBatches(Run):
 
     def judge(self, view, own, table, ids):
         plan = super().judge(view, own, table, ids)
-        if plan.verdict not in (Verdict.COMMIT, Verdict.SKIP, Verdict.GAP):
+        if plan.verdict not in (BatchVerdict.COMMIT, BatchVerdict.SKIP, BatchVerdict.GAP):
             return plan
         done = view.marker.sequence > self.batches + 1
-        return Plan(Verdict.SKIP if done else Verdict.COMMIT, own.start)
+        return BatchPlan(BatchVerdict.SKIP if done else BatchVerdict.COMMIT, own.start)
 
 
 class ClaimsInAnyOrder(Run):
@@ -175,10 +177,10 @@ class DoesNotTrim(Run):
     """A range that overlaps the marker is committed whole."""
 
     def floors(self, work):
-        return work.batch.start
+        return work.range.start
 
 
-class _OwnsAll(Landing):
+class _OwnsAll(TableCommitter):
     def owns(self, view):
         return view.marker is not None
 
@@ -191,7 +193,7 @@ class IgnoresNewerRuns(Run):
     def judge(self, view, own, table, ids):
         mark = view.marker
         claim = replace(self.landing.claim, generation=mark.generation, run_id=mark.run_id)
-        return protocol.plan(view, claim, own, table.progress, ids)
+        return protocol.plan_batch(view, claim, own, table.consumed, ids)
 
 
 class IgnoresGaps(Run):
@@ -199,7 +201,9 @@ class IgnoresGaps(Run):
 
     def judge(self, view, own, table, ids):
         plan = super().judge(view, own, table, ids)
-        return replace(plan, verdict=Verdict.COMMIT) if plan.verdict is Verdict.GAP else plan
+        return (
+            replace(plan, verdict=BatchVerdict.COMMIT) if plan.verdict is BatchVerdict.GAP else plan
+        )
 
 
 class IgnoresIdentity(Run):
@@ -216,7 +220,7 @@ class BeginsAtTheFurthest(Run):
     """Tables that are behind find a gap, at every start."""
 
     def begin(self, positions):
-        return protocol.furthest(*positions)
+        return protocol.max_positions(*positions)
 
 
 class ForgetsQuietRanges(Run):

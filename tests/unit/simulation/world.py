@@ -4,7 +4,7 @@ from bisect import bisect
 from collections import Counter
 from itertools import count
 
-from icestream.commit.protocol import Ancestor, CommitFailed, TableView
+from icestream.commit.protocol import AncestorSnapshot, CommitFailed, TableState
 from icestream.errors import Unreachable
 from icestream.tables.marker import Marker, summary
 
@@ -120,7 +120,7 @@ class Table:
 def _ancestor(snapshot, pipeline):
     mark = snapshot.marker
     own = mark.commit_id if mark and mark.pipeline == pipeline else None
-    return Ancestor(snapshot.sequence, snapshot.parent, snapshot.sequence, own)
+    return AncestorSnapshot(snapshot.sequence, snapshot.parent, snapshot.sequence, own)
 
 
 class World:
@@ -162,10 +162,10 @@ class World:
         return view
 
     def view(self, table, pipeline):
-        return TableView(
+        return TableState(
             uuid=table.uuid,
             marker=table.marks.get(pipeline),
-            lineage=table.lineage(pipeline),
+            ancestors=table.lineage(pipeline),
             last_sequence=table.last_sequence,
             schema_id=table.schema_id,
             base=Base(table.version),

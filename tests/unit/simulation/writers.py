@@ -1,4 +1,4 @@
-"""The simulated runs: what Pipeline does, around the real Landing and the real protocol.
+"""The simulated runs: what Pipeline does, around the real TableCommitter and the real protocol.
 
 A run is a generator that yields one request at a time; whatever the rest of the world does happens
 between the request and the next step of the run.
@@ -7,11 +7,11 @@ between the request and the next step of the run.
 from types import SimpleNamespace
 
 from icestream.commit import protocol
-from icestream.commit.protocol import Claim, Range, Verdict
+from icestream.commit.protocol import BatchVerdict, Claim, PositionRange
 from icestream.commit.refusals import refusal
-from icestream.commit.table_commits import Landing, RunTable, Work, located
+from icestream.commit.table_commits import RunTable, TableBatch, TableCommitter, located_marker
 from icestream.errors import GaveUp, IcestreamError
-from icestream.sources import Start
+from icestream.sources import StartPositions
 
 from .port import Port, together
 from .rules import quarantine
@@ -35,7 +35,7 @@ class _Report:
     """What staging says of one table; the fields of `task.Report` that are looked at."""
 
     __slots__ = ("dropped", "files", "landed", "quarantine_files", "quarantined", "wants")
-    newest: dict = {}  # noqa: RUF012 (never written to)
+    newest_by_partition: dict = {}  # noqa: RUF012 (never written to)
     oldest = None
 
     def __init__(self, landed, quarantined, dropped, files, quarantine_files, wants):
@@ -54,7 +54,7 @@ class _Report:
 class Run:
     """One run of one pipeline, from its claim to its end."""
 
-    landing_type = Landing
+    landing_type = TableCommitter
 
     def __init__(self, world, pipeline, run_id):
         self.world = world
@@ -106,14 +106,16 @@ class Run:
             views[name] = yield from self.load(name)
         generation = protocol.next_generation(views.values())
         self.landing.claim = Claim(self.pipeline, generation, self.run_id)
-        start = Start({})
+        start = StartPositions({})
         if any(view.marker is None for name, view in views.items() if name in self.tables):
-            start = source.resolve()
+            start = source.resolve_start()
         self.phase = "claim"
         for name, view in views.items():
             share = self.share_of_start(name, start)
-            views[name] = yield from self.asking(self.landing.take, name, view, share)
-        self.position = self.begin([located(views[name]).marker.positions for name in self.tables])
+            views[name] = yield from self.asking(self.landing.claim_table, name, view, share)
+        self.position = self.begin(
+            [located_marker(views[name]).marker.positions for name in self.tables]
+        )
 
     def first_tables(self):
         """Tables of known topics, and those that an earlier run made."""
@@ -135,13 +137,13 @@ class Run:
         return sorted(names)
 
     def begin(self, positions):
-        return protocol.nearest(*positions)
+        return protocol.min_positions(*positions)
 
     def share_of_start(self, name, start):
         if name not in self.tables:
-            return Start({})
+            return StartPositions({})
         streams = self.source.streams_of(name)
-        return Start(
+        return StartPositions(
             {stream: at for stream, at in start.positions.items() if stream in streams},
             {stream: one for stream, one in start.stream_ids.items() if stream in streams},
         )
@@ -169,7 +171,7 @@ class Run:
         if not moved:
             return None
         self.position = stop
-        return Range(start, stop)
+        return PositionRange(start, stop)
 
     def process(self, batch):
         self.batches += 1
@@ -180,7 +182,7 @@ class Run:
             works = []
             for name in sorted(set(routes.values())):
                 works.append((yield from self.plan(self.tables[name], batch, routes, ids)))
-            due = [work for work in works if work.plan.verdict is Verdict.COMMIT]
+            due = [work for work in works if work.plan.verdict is BatchVerdict.COMMIT]
             if not due or (yield from self.finish(due)):
                 break
             self.phase = "plan"
@@ -197,10 +199,10 @@ class Run:
             if name not in self.tables:
                 self.add(name)
                 self.world.seen["table claimed in mid-run"] += 1
-                begin = Start(batch.start, self.source.stream_ids(batch.start))
+                begin = StartPositions(batch.start, self.source.stream_ids(batch.start))
                 view = yield from self.load(name)
                 share = self.share_of_start(name, begin)
-                yield from self.asking(self.landing.take, name, view, share)
+                yield from self.asking(self.landing.claim_table, name, view, share)
         return routes
 
     def plan(self, table, batch, routes, ids):
@@ -210,18 +212,20 @@ class Run:
         self.world.seen[f"plan {plan.verdict.value}"] += 1
         if self.world.trace is not None:
             self.world.say(f"    {self.run_id} plans {table.name}: {plan.verdict.value} {own.stop}")
-        if plan.verdict not in (Verdict.COMMIT, Verdict.SKIP):
-            raise refusal(table.name, plan.verdict.value, view, plan.missing)
+        if plan.verdict not in (BatchVerdict.COMMIT, BatchVerdict.SKIP):
+            raise refusal(table.name, plan.verdict.value, view, plan.gaps)
         aside = None
         if table.has_quarantine:
             name = quarantine(table.name)
             aside = yield from self.load(name)
             if not self.landing.owns(aside):
-                aside = yield from self.asking(self.landing.take, name, aside, Start({}))
-        return Work(table, own, view, plan, aside, self.new_id(), ids)
+                aside = yield from self.asking(
+                    self.landing.claim_table, name, aside, StartPositions({})
+                )
+        return TableBatch(table, own, view, plan, aside, self.new_id(), ids)
 
     def judge(self, view, own, table, ids):
-        return protocol.plan(view, self.landing.claim, own, table.progress, ids)
+        return protocol.plan_batch(view, self.landing.claim, own, table.consumed, ids)
 
     def finish(self, due):
         """Stage, prepare and land; False: plan again."""
@@ -238,7 +242,7 @@ class Run:
         self.same_streams(due)
         self.phase = "land"
         lands = [
-            self.asking(self.landing.land, work, report, 0.0)
+            self.asking(self.landing.commit_batch, work, report, 0.0)
             for work, report in zip(due, reports, strict=True)
         ]
         done = yield from together(lands, self.world.random)
@@ -247,20 +251,20 @@ class Run:
 
     def stage(self, work):
         """Trim by the floors and split good records from bad ones."""
-        read, name, stop = self.source.read, work.table.name, work.batch.stop
+        read, name, stop = self.source.read, work.table.name, work.range.stop
         floors = self.floors(work)
         good = read("good", name, floors, stop)
         bad = read("bad", name, floors, stop)
         dropped = read("dropped", name, floors, stop).bit_count()
         fresh = 0
         if work.quarantine and bad:
-            trims = protocol.trim_only(work.quarantine, work.batch)
+            trims = protocol.quarantine_floors(work.quarantine, work.range)
             fresh = bad & read("bad", name, trims, stop)
         return _Report(
             good.bit_count(),
             bad.bit_count(),
             dropped,
-            self.files(good, work.view),
+            self.files(good, work.state),
             self.files(fresh, work.quarantine),
             bool(bad) and not work.quarantine,
         )
@@ -274,14 +278,14 @@ class Run:
     def same_streams(self, due):
         before = {}
         for work in due:
-            ids = {**work.view.marker.stream_ids, **work.stream_ids}
-            before |= {stream: one for stream, one in ids.items() if stream in work.batch.stop}
+            ids = {**work.state.marker.stream_ids, **work.stream_ids}
+            before |= {stream: one for stream, one in ids.items() if stream in work.range.stop}
         if self.source.stream_ids(before) != before:
-            raise refusal(due[0].table.name, "incarnation", due[0].view)
+            raise refusal(due[0].table.name, "incarnation", due[0].state)
 
     def move_on(self, table, batch, routes):
         own = self.share(table.name, batch, routes)
-        table.progress = protocol.furthest(table.progress, own.stop)
+        table.consumed = protocol.max_positions(table.consumed, own.stop)
         if not self.world.calm and self.world.random() < 0.15:  # an hour has passed
             yield from self.advance(table)
 
@@ -291,14 +295,14 @@ class Run:
 
     def advance(self, table):
         self.phase = "advance"
-        yield from self.asking(self.landing.advance, table)
+        yield from self.asking(self.landing.commit_consumed, table)
 
     def share(self, name, batch, routes):
         source = self.source
         streams = {source.stream_of(topic) for topic, table in routes.items() if table == name}
         if source.shared:
             streams = {"ledger"}
-        return Range(
+        return PositionRange(
             {stream: at for stream, at in batch.start.items() if stream in streams},
             {stream: at for stream, at in batch.stop.items() if stream in streams},
         )
@@ -326,7 +330,7 @@ class Run:
         return answer
 
     def asking(self, call, *arguments):
-        """One call of Landing, with others in between."""
+        """One call of TableCommitter, with others in between."""
         try:
             result = yield from self.port.asking(self.new_id(), call, *arguments)
         except IcestreamError:
@@ -336,7 +340,7 @@ class Run:
         return result
 
     def count_outcomes(self):
-        """Of commits that were no plain yes; Landing tells of them."""
+        """Of commits that were no plain yes; TableCommitter tells of them."""
         for event in self.heard:
             if hasattr(event, "outcome"):
                 self.world.seen[f"settled {event.outcome}"] += 1

@@ -9,7 +9,7 @@ import pyarrow as pa
 from icestream import table
 from icestream.cli import output
 from icestream.cli.demo.generated import MALFORMED, RATE, SEED
-from icestream.config.load import Loaded
+from icestream.config.load import LoadedConfig
 from icestream.errors import InternalError
 from icestream.sources.shop import make
 from icestream.tables.marker import Marker, property_name
@@ -30,7 +30,7 @@ _BOOKS = """
 """
 
 
-def prove_generated(loaded: Loaded) -> None:
+def prove_generated(loaded: LoadedConfig) -> None:
     """The same, for a shop that the pipeline makes up itself: all changes below its position."""
     stored = table(loaded.path, "shop.orders").properties[property_name(loaded.pipeline.name)]
     marker = Marker.from_json(stored)
@@ -39,7 +39,7 @@ def prove_generated(loaded: Loaded) -> None:
     prove(loaded, np.arange(marker.positions[topic][0]), began_ms)
 
 
-def prove(loaded: Loaded, numbers: "Sequence[int] | np.ndarray", began_ms: int) -> None:
+def prove(loaded: LoadedConfig, numbers: "Sequence[int] | np.ndarray", began_ms: int) -> None:
     """Compare the mirror with what these changes, by their numbers, have made of the orders."""
     wanted = kept(numbers, began_ms)
     found = table(loaded.path, "shop.orders").scan(selected_fields=tuple(wanted.column_names))

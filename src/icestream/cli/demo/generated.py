@@ -7,9 +7,9 @@ from pathlib import Path
 import humanize
 
 from icestream.cli import output
-from icestream.config.load import Loaded, load
+from icestream.config.load import LoadedConfig, load
 from icestream.errors import UsageError
-from icestream.maintain.action import Ending, Kind
+from icestream.maintain.action import ActionKind, Ending
 from icestream.observe import history
 from icestream.observe.status import PipelineStatus, pipeline_status
 
@@ -51,7 +51,7 @@ tables:
 """
 
 
-def prepare(folder: Path, source: str = GENERATED) -> Loaded:
+def prepare(folder: Path, source: str = GENERATED) -> LoadedConfig:
     """A fresh folder with the demo's pipeline file; only an earlier demo is ever replaced."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _SIGN).exists():
@@ -68,7 +68,7 @@ def prepare(folder: Path, source: str = GENERATED) -> Loaded:
     return load(file)
 
 
-def summary(loaded: Loaded) -> PipelineStatus:
+def summary(loaded: LoadedConfig) -> PipelineStatus:
     """What was ingested."""
     status = pipeline_status(loaded)
     state = Path(loaded.pipeline.state_location)
@@ -114,8 +114,8 @@ def _show_maintenance(state: Path, pipeline: str) -> None:
     rows = []
     for name in sorted({each["table"] for each in done}):
         mine = [each for each in done if each["table"] == name]
-        joined = [each for each in mine if each["action"] == Kind.REWRITE_DATA_FILES]
-        gone = [each for each in mine if each["action"] == Kind.EXPIRE_SNAPSHOTS]
+        joined = [each for each in mine if each["action"] == ActionKind.REWRITE_DATA_FILES]
+        gone = [each for each in mine if each["action"] == ActionKind.EXPIRE_SNAPSHOTS]
         before, after = (sum(each[f"files_{when}"] for each in joined) for when in _WHEN)
         expired = sum(each["files_before"] - each["files_after"] for each in gone)
         seconds = sum(each["seconds"] for each in mine)

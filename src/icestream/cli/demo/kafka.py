@@ -40,7 +40,7 @@ def run_demo(folder: Path, seconds: int, log_format: str) -> None:
     output.note("starting Kafka …")
     with broker:
         _create_topics(broker.bootstrap)
-        with Shop(broker.bootstrap) as shop:
+        with ShopProducer(broker.bootstrap) as shop:
             run_watched([loaded], log_format, seconds=seconds)
     status = summary(loaded)
     compare(status, shop.acknowledged)
@@ -69,7 +69,7 @@ def compare(status: PipelineStatus, acknowledged: Counter[tuple[str, int]]) -> N
     )
 
 
-class Shop:
+class ShopProducer:
     """Sends the shop's records at a steady rate, and counts what the broker acknowledged."""
 
     def __init__(self, bootstrap: str) -> None:
@@ -88,7 +88,7 @@ class Shop:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._send, name="demo shop", daemon=True)
 
-    def __enter__(self) -> "Shop":
+    def __enter__(self) -> "ShopProducer":
         self._thread.start()
         return self
 

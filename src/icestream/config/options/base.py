@@ -23,10 +23,16 @@ def later_values(**hints: str) -> JsonDict:
     return {NOT_BUILT: dict(hints)}
 
 
+def schema_name(class_name: str) -> str:
+    """The name of an options class in docs/icestream.schema.json: editors show it to users."""
+    return class_name.removesuffix("Options").removesuffix("Config")
+
+
 class Model(BaseModel):
     """The rules for every part of the file: no unknown keys, no change after loading."""
 
     model_config = ConfigDict(
+        model_title_generator=lambda model: schema_name(model.__name__),
         extra="forbid",
         frozen=True,
         validate_default=True,  # defaults are resolved against the file's folder as well

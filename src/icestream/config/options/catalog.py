@@ -17,14 +17,14 @@ class CatalogBase(Model):
     )
 
 
-class LocalCatalog(CatalogBase):
+class LocalCatalogOptions(CatalogBase):
     """SQLite and a folder: needs no server."""
 
     type: Literal["local"] = Field("local", description="SQLite and a folder")
     warehouse: Location = Field("./warehouse", description="Folder of the tables' files")
 
 
-class RestCatalog(CatalogBase):
+class RestCatalogOptions(CatalogBase):
     """An Iceberg REST catalog."""
 
     type: Literal["rest"] = Field(description="An Iceberg REST catalog")
@@ -36,7 +36,7 @@ class RestCatalog(CatalogBase):
     scope: str | None = Field(None, description="OAuth2 scope")
 
 
-class JdbcCatalog(CatalogBase):
+class JdbcCatalogOptions(CatalogBase):
     """Tables registered in a database over JDBC."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: local`"))
@@ -46,7 +46,7 @@ class JdbcCatalog(CatalogBase):
     warehouse: Location = Field(description="Location of the tables' files")
 
 
-class HiveCatalog(CatalogBase):
+class HiveCatalogOptions(CatalogBase):
     """Hive Metastore."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: local`"))
@@ -56,7 +56,7 @@ class HiveCatalog(CatalogBase):
     warehouse: Location | None = Field(None, description="Location of the tables' files")
 
 
-class GlueCatalog(CatalogBase):
+class GlueCatalogOptions(CatalogBase):
     """AWS Glue."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: local`"))
@@ -65,7 +65,7 @@ class GlueCatalog(CatalogBase):
     warehouse: Location = Field(description="Location of the tables' files")
 
 
-class HadoopCatalog(CatalogBase):
+class HadoopCatalogOptions(CatalogBase):
     """A folder on a file system with atomic rename; no server."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: local`"))
@@ -75,7 +75,12 @@ class HadoopCatalog(CatalogBase):
 
 
 Catalog = Annotated[
-    LocalCatalog | RestCatalog | JdbcCatalog | HiveCatalog | GlueCatalog | HadoopCatalog,
+    LocalCatalogOptions
+    | RestCatalogOptions
+    | JdbcCatalogOptions
+    | HiveCatalogOptions
+    | GlueCatalogOptions
+    | HadoopCatalogOptions,
     Field(discriminator="type"),
     with_type("local"),
 ]

@@ -13,19 +13,19 @@ class SchemaRegistry(Model):
     url: str = Field(description="Address of the schema registry", repr=False)
 
 
-class RawFormat(Model):
+class RawFormatOptions(Model):
     """Key and value as bytes."""
 
     type: Literal["raw"] = Field(description="Key and value as bytes")
 
 
-class JsonFormat(Model):
+class JsonFormatOptions(Model):
     """One JSON object per record."""
 
     type: Literal["json"] = Field("json", description="One JSON object per record")
 
 
-class AvroFormat(Model):
+class AvroFormatOptions(Model):
     """Avro with a schema registry."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: json` or `type: raw`"))
@@ -34,7 +34,7 @@ class AvroFormat(Model):
     schema_registry: SchemaRegistry = Field(description="Schema registry of the records")
 
 
-class ProtobufFormat(Model):
+class ProtobufFormatOptions(Model):
     """Protobuf with a schema registry."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: json` or `type: raw`"))
@@ -43,7 +43,7 @@ class ProtobufFormat(Model):
     schema_registry: SchemaRegistry = Field(description="Schema registry of the records")
 
 
-class DebeziumFormat(Model):
+class DebeziumFormatOptions(Model):
     """Debezium change events: JSON, or Avro with a schema registry."""
 
     type: Literal["debezium"] = Field(description="Debezium change events, JSON or Avro")
@@ -76,6 +76,10 @@ class DebeziumFormat(Model):
 
 
 Format = Annotated[
-    RawFormat | JsonFormat | AvroFormat | ProtobufFormat | DebeziumFormat,
+    RawFormatOptions
+    | JsonFormatOptions
+    | AvroFormatOptions
+    | ProtobufFormatOptions
+    | DebeziumFormatOptions,
     Field(discriminator="type"),
 ]

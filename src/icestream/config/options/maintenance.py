@@ -22,7 +22,7 @@ class RemoveOrphanFiles(Model):
     older_than: PositiveDuration = Field(timedelta(days=3), description="Age of what goes")
 
 
-class Maintenance(Model):
+class MaintenanceOptions(Model):
     """What keeps the tables fast; what runs is decided from a table's health."""
 
     every: PositiveDuration = Field(

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field, SecretStr
 
 from icestream.config.options.base import Model, Names, later
-from icestream.config.options.format import Format, JsonFormat
+from icestream.config.options.format import Format, JsonFormatOptions
 from icestream.config.values import Location, PassThrough, Regex, Start
 
 
@@ -15,7 +15,9 @@ class SourceBase(Model):
     max_records_per_commit: int = Field(
         5_000_000, ge=1, description="Most records that one commit takes"
     )
-    format: Format = Field(default_factory=JsonFormat, description="How the records are encoded")
+    format: Format = Field(
+        default_factory=JsonFormatOptions, description="How the records are encoded"
+    )
 
 
 class OutsideSource(SourceBase):
@@ -44,7 +46,7 @@ class BrokerSource(ReaderSource):
     )
 
 
-class KafkaSource(BrokerSource):
+class KafkaSourceOptions(BrokerSource):
     """Apache Kafka."""
 
     type: Literal["kafka"] = Field(description="Apache Kafka")
@@ -54,7 +56,7 @@ class KafkaSource(BrokerSource):
     )
 
 
-class FilesSource(OutsideSource):
+class FilesSourceOptions(OutsideSource):
     """Files of lines that appear in a folder."""
 
     type: Literal["files"] = Field(description="Files of lines that appear in a folder")
@@ -62,7 +64,7 @@ class FilesSource(OutsideSource):
     pattern: str = Field("*", description="Names of the files to read, with * and ?")
 
 
-class GeneratorSource(SourceBase):
+class GeneratorSourceOptions(SourceBase):
     """Made-up shop events, the same for the same seed."""
 
     start: ClassVar[Literal["earliest"]] = "earliest"
@@ -79,7 +81,7 @@ class GeneratorSource(SourceBase):
     )
 
 
-class PostgresSource(ReaderSource):
+class PostgresSourceOptions(ReaderSource):
     """The log of a PostgreSQL database."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: files` or `type: generator`"))
@@ -90,7 +92,7 @@ class PostgresSource(ReaderSource):
     publication: str | None = Field(None, description="Publication to read")
 
 
-class MysqlSource(ReaderSource):
+class MysqlSourceOptions(ReaderSource):
     """The log of a MySQL database."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: files` or `type: generator`"))
@@ -101,7 +103,7 @@ class MysqlSource(ReaderSource):
     server_id: int | None = Field(None, ge=1, description="Replica id to read the log with")
 
 
-class KinesisSource(BrokerSource):
+class KinesisSourceOptions(BrokerSource):
     """Amazon Kinesis; a stream is a topic."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: files` or `type: generator`"))
@@ -110,7 +112,7 @@ class KinesisSource(BrokerSource):
     region: str = Field(description="AWS region of the streams")
 
 
-class PulsarSource(BrokerSource):
+class PulsarSourceOptions(BrokerSource):
     """Apache Pulsar."""
 
     model_config = ConfigDict(json_schema_extra=later("use `type: files` or `type: generator`"))
@@ -120,12 +122,12 @@ class PulsarSource(BrokerSource):
 
 
 Source = Annotated[
-    KafkaSource
-    | FilesSource
-    | GeneratorSource
-    | PostgresSource
-    | MysqlSource
-    | KinesisSource
-    | PulsarSource,
+    KafkaSourceOptions
+    | FilesSourceOptions
+    | GeneratorSourceOptions
+    | PostgresSourceOptions
+    | MysqlSourceOptions
+    | KinesisSourceOptions
+    | PulsarSourceOptions,
     Field(discriminator="type"),
 ]

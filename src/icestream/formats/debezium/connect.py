@@ -40,33 +40,35 @@ _COMMENT = "__debezium.source.column.comment"
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ConnectType:
     """What a value means: the column that it makes, and how its text is to be read."""
 
     type: IcebergType
     sense: Sense = "plain"
     unit: Unit = "us"  # of times and timestamps that are numbers
     scale: int = 0  # of decimals
-    inner: Mapping[str, "Meaning"] = field(default_factory=dict)  # by the steps of Iceberg's paths
+    inner: Mapping[str, "ConnectType"] = field(
+        default_factory=dict
+    )  # by the steps of Iceberg's paths
     doc: str | None = None  # the comment of its column
 
 
 @dataclass(frozen=True)
-class Described:
+class ConnectSchema:
     """The schema of a record: its name, and what its fields mean."""
 
     name: str
-    fields: Mapping[str, Meaning]
+    fields: Mapping[str, ConnectType]
 
     @property
-    def row(self) -> Mapping[str, Meaning]:
+    def row(self) -> Mapping[str, ConnectType]:
         """What the columns of an envelope's row mean."""
         image = self.fields.get("after") or self.fields.get("before")
         return image.inner if image else {}
 
 
 @lru_cache(maxsize=256)
-def described(text: str) -> Described | None:
+def described(text: str) -> ConnectSchema | None:
     """Read an embedded schema; None when it is none."""
     try:
         schema = json.loads(text)
@@ -76,11 +78,11 @@ def described(text: str) -> Described | None:
         return None
     if not isinstance(found.type, StructType):
         return None
-    return Described(name if isinstance(name, str) else "", found.inner)
+    return ConnectSchema(name if isinstance(name, str) else "", found.inner)
 
 
 def new_fields(
-    fields: Mapping[str, Meaning], target: Schema, rule: Rule, dropped: frozenset[str]
+    fields: Mapping[str, ConnectType], target: Schema, rule: Rule, dropped: frozenset[str]
 ) -> tuple[tuple[NewField, ...], bool]:
     """Give what a table lacks, and whether there is a name that it may not have."""
     verdicts = judge(target, fields, rule, dropped)
@@ -92,7 +94,7 @@ def new_fields(
     return tuple(new), any(why is not None for why in verdicts.values())
 
 
-def widened(fields: Mapping[str, Meaning], target: Schema) -> tuple[NewField, ...]:
+def widened(fields: Mapping[str, ConnectType], target: Schema) -> tuple[NewField, ...]:
     """Give the columns that Iceberg could make as wide as the source has made them."""
     return tuple(
         NewField((), column.name, fields[column.name].type)
@@ -118,7 +120,7 @@ def _nested(old: IcebergType, new: IcebergType, path: tuple[str, ...]) -> Iterat
                     yield NewField(path, each.name, each.field_type)
 
 
-def _meaning(schema: Any) -> Meaning:
+def _meaning(schema: Any) -> ConnectType:
     name, kind = schema.get("name"), schema["type"]
     if name in ("org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"):
         return _decimal(schema)
@@ -126,21 +128,27 @@ def _meaning(schema: Any) -> Meaning:
         return _NAMED[name]
     if kind == "struct":
         inner = {each["field"]: _commented(each) for each in schema["fields"]}
-        return _numbered(Meaning(_struct(inner), inner=inner)) if inner else Meaning(StringType())
+        return (
+            _numbered(ConnectType(_struct(inner), inner=inner))
+            if inner
+            else ConnectType(StringType())
+        )
     if kind == "array":
         element = _meaning(schema["items"])
         made = ListType(0, element.type, element_required=False)
-        return _numbered(Meaning(made, inner={"element": element}))
+        return _numbered(ConnectType(made, inner={"element": element}))
     if kind == "map":
         if schema["keys"]["type"] != "string":
-            return Meaning(StringType())  # an array of pairs: kept as JSON text
+            return ConnectType(StringType())  # an array of pairs: kept as JSON text
         value = _meaning(schema["values"])
         kept = MapType(0, StringType(), 0, value.type, value_required=False)
-        return _numbered(Meaning(kept, inner={"key": Meaning(StringType()), "value": value}))
+        return _numbered(
+            ConnectType(kept, inner={"key": ConnectType(StringType()), "value": value})
+        )
     return _PLAIN[kind]
 
 
-def _commented(schema: Any) -> Meaning:
+def _commented(schema: Any) -> ConnectType:
     """Give a field's meaning with the comment that its column has in the source.
 
     It is a parameter with `include.schema.comments` and `column.propagate.source.type`. Else what
@@ -151,24 +159,26 @@ def _commented(schema: Any) -> Meaning:
     return replace(found, doc=doc) if doc and isinstance(doc, str) else found
 
 
-def _decimal(schema: Any) -> Meaning:
+def _decimal(schema: Any) -> ConnectType:
     """Give a decimal's meaning; without a precision that Iceberg has, the digits stay text."""
     if schema["type"] == "struct":
-        return Meaning(StringType(), "variable")
+        return ConnectType(StringType(), "variable")
     parameters = schema.get("parameters") or {}
     scale = int(parameters["scale"])
     precision = int(parameters.get("connect.decimal.precision", MAX_PRECISION))
     fits = 0 <= scale <= precision <= MAX_PRECISION
-    return Meaning(DecimalType(precision, scale) if fits else StringType(), "decimal", scale=scale)
+    return ConnectType(
+        DecimalType(precision, scale) if fits else StringType(), "decimal", scale=scale
+    )
 
 
-def _struct(inner: Mapping[str, Meaning]) -> StructType:
+def _struct(inner: Mapping[str, ConnectType]) -> StructType:
     return StructType(*(NestedField(0, name, each.type) for name, each in inner.items()))
 
 
-def _numbered(meaning: Meaning) -> Meaning:
+def _numbered(meaning: ConnectType) -> ConnectType:
     """Give every nested field an id of its own; the table will give it another one."""
-    return Meaning(_with_ids(meaning.type, count(1)), inner=meaning.inner)
+    return ConnectType(_with_ids(meaning.type, count(1)), inner=meaning.inner)
 
 
 def _with_ids(kind: IcebergType, ids: "count[int]") -> IcebergType:
@@ -186,34 +196,34 @@ def _with_ids(kind: IcebergType, ids: "count[int]") -> IcebergType:
 
 
 _PLAIN = {
-    "int8": Meaning(IntegerType()),
-    "int16": Meaning(IntegerType()),
-    "int32": Meaning(IntegerType()),
-    "int64": Meaning(LongType()),
-    "float": Meaning(FloatType()),
-    "float32": Meaning(FloatType()),
-    "double": Meaning(DoubleType()),
-    "float64": Meaning(DoubleType()),
-    "boolean": Meaning(BooleanType()),
-    "string": Meaning(StringType(), "text"),
-    "bytes": Meaning(BinaryType(), "bytes"),
+    "int8": ConnectType(IntegerType()),
+    "int16": ConnectType(IntegerType()),
+    "int32": ConnectType(IntegerType()),
+    "int64": ConnectType(LongType()),
+    "float": ConnectType(FloatType()),
+    "float32": ConnectType(FloatType()),
+    "double": ConnectType(DoubleType()),
+    "float64": ConnectType(DoubleType()),
+    "boolean": ConnectType(BooleanType()),
+    "string": ConnectType(StringType(), "text"),
+    "bytes": ConnectType(BinaryType(), "bytes"),
 }
 _CONNECT, _TIME = "org.apache.kafka.connect.data.", "io.debezium.time."
 # A time of day is text: Spark cannot open a table that has a column of type `time`.
 _NAMED = {
-    _CONNECT + "Date": Meaning(DateType(), "days"),
-    _CONNECT + "Time": Meaning(StringType(), "time", "ms"),
-    _CONNECT + "Timestamp": Meaning(TimestampType(), "timestamp", "ms"),
-    _TIME + "Date": Meaning(DateType(), "days"),
-    _TIME + "Time": Meaning(StringType(), "time", "ms"),
-    _TIME + "MicroTime": Meaning(StringType(), "time", "us"),
-    _TIME + "NanoTime": Meaning(StringType(), "time", "ns"),
-    _TIME + "Timestamp": Meaning(TimestampType(), "timestamp", "ms"),
-    _TIME + "MicroTimestamp": Meaning(TimestampType(), "timestamp", "us"),
-    _TIME + "NanoTimestamp": Meaning(TimestampType(), "timestamp", "ns"),
-    _TIME + "IsoDate": Meaning(DateType(), "local"),
-    _TIME + "IsoTime": Meaning(StringType(), "local"),
-    _TIME + "IsoTimestamp": Meaning(TimestampType(), "local"),
-    _TIME + "ZonedTimestamp": Meaning(TimestamptzType(), "zoned"),
-    _TIME + "ZonedTime": Meaning(StringType(), "zoned"),
+    _CONNECT + "Date": ConnectType(DateType(), "days"),
+    _CONNECT + "Time": ConnectType(StringType(), "time", "ms"),
+    _CONNECT + "Timestamp": ConnectType(TimestampType(), "timestamp", "ms"),
+    _TIME + "Date": ConnectType(DateType(), "days"),
+    _TIME + "Time": ConnectType(StringType(), "time", "ms"),
+    _TIME + "MicroTime": ConnectType(StringType(), "time", "us"),
+    _TIME + "NanoTime": ConnectType(StringType(), "time", "ns"),
+    _TIME + "Timestamp": ConnectType(TimestampType(), "timestamp", "ms"),
+    _TIME + "MicroTimestamp": ConnectType(TimestampType(), "timestamp", "us"),
+    _TIME + "NanoTimestamp": ConnectType(TimestampType(), "timestamp", "ns"),
+    _TIME + "IsoDate": ConnectType(DateType(), "local"),
+    _TIME + "IsoTime": ConnectType(StringType(), "local"),
+    _TIME + "IsoTimestamp": ConnectType(TimestampType(), "local"),
+    _TIME + "ZonedTimestamp": ConnectType(TimestamptzType(), "zoned"),
+    _TIME + "ZonedTime": ConnectType(StringType(), "zoned"),
 }

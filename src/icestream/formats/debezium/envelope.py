@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, casts, duck, jsonbytes
 from icestream.formats.debezium import position, tails
-from icestream.formats.debezium.connect import Described, described
+from icestream.formats.debezium.connect import ConnectSchema, described
 from icestream.formats.debezium.tails import Structure
 from icestream.formats.debezium.wrapping import unpacked
-from icestream.formats.json import sound, why_malformed
+from icestream.formats.json import why_malformed, without_bad_openings
 from icestream.formats.jsonkeys import where
 
 Codes = npt.NDArray[np.int64]
@@ -38,13 +38,13 @@ _NEITHER = (
 
 
 @dataclass
-class Events:
+class EventBatch:
     """What the records of a batch are, row by row."""
 
     op: npt.NDArray[np.int8]
     rows: pa.StringArray  # the row after the change, or before it was deleted; null: none
     schema: Codes  # number of the embedded schema, -1: none
-    schemas: list[Described | None]
+    schemas: list[ConnectSchema | None]
     flat: npt.NDArray[np.bool_]
     log: dict[str, pa.StringArray]  # fields of a log position
     extra: dict[str, pa.StringArray]  # what columns such as `__op` and `__source_ts_ms` ask for
@@ -58,7 +58,7 @@ class Events:
 
 def events(
     values: pa.BinaryArray, topics: pa.StringArray, flattened: bool | None, columns: Iterable[str]
-) -> Events:
+) -> EventBatch:
     """Take records apart; `flattened` None: each record shows whether it is."""
     texts, errors = casts.utf8(values)
     payloads, schema, schemas = unpacked(texts)
@@ -66,7 +66,7 @@ def events(
     found = _apart(payloads, asked.values(), flattened)
     source = found.source
     errors |= found.errors
-    whole = Events(
+    whole = EventBatch(
         op=np.full(len(texts), IGNORE, np.int8),
         rows=pa.nulls(len(texts), pa.string()),
         schema=schema,
@@ -92,7 +92,7 @@ def events(
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _EnvelopeParts:
     """What was found in payloads, row by row; a payload that is no JSON became null."""
 
     payloads: pa.StringArray
@@ -103,7 +103,9 @@ class _Parts:
     errors: casts.Bad
 
 
-def _apart(payloads: pa.StringArray, asked: Collection[str], flattened: bool | None) -> _Parts:
+def _apart(
+    payloads: pa.StringArray, asked: Collection[str], flattened: bool | None
+) -> _EnvelopeParts:
     """Take payloads apart: most of them by their tails, the others by the parser."""
     ours, fields = position.expected(_connector(payloads))
     structure = _structure(asked, fields)
@@ -119,11 +121,11 @@ def _apart(payloads: pa.StringArray, asked: Collection[str], flattened: bool | N
     outer, source = quick.outer, dict.fromkeys(position.FIELDS, none) | quick.source
     rest = payloads.is_valid().to_numpy(zero_copy_only=False) & ~fits
     if not rest.any():
-        return _Parts(payloads, quick.rows, fits, outer, source, {})
+        return _EnvelopeParts(payloads, quick.rows, fits, outer, source, {})
     some = _parsed(payloads.filter(pa.array(rest)), structure, ours)
     rows, images = np.flatnonzero(rest), fits.copy()
     images[rows] = some.images
-    return _Parts(
+    return _EnvelopeParts(
         casts.without(payloads, rows[where(some.payloads.is_null())].tolist()),
         _put(quick.rows, rest, some.rows),
         images,
@@ -133,8 +135,10 @@ def _apart(payloads: pa.StringArray, asked: Collection[str], flattened: bool | N
     )
 
 
-def _parsed(payloads: pa.StringArray, structure: Structure, ours: Sequence[str]) -> _Parts:
-    payloads, errors = sound(casts.without(payloads, where(pc.equal(payloads, "null"))))
+def _parsed(payloads: pa.StringArray, structure: Structure, ours: Sequence[str]) -> _EnvelopeParts:
+    payloads, errors = without_bad_openings(
+        casts.without(payloads, where(pc.equal(payloads, "null")))
+    )
     found, malformed = duck.parts(payloads, {"after": "JSON", **structure})
     errors |= {row: why_malformed(payloads[row].as_py()) for row in malformed}
     payloads = casts.without(payloads, malformed)
@@ -147,7 +151,7 @@ def _parsed(payloads: pa.StringArray, structure: Structure, ours: Sequence[str])
     either = pc.or_(before.is_valid(), after.is_valid()).to_numpy(zero_copy_only=False)
     deletes = pc.fill_null(pc.equal(outer["op"], "d"), False)
     rows = pc.if_else(deletes, before, after) if pc.any(deletes).as_py() else after
-    return _Parts(payloads, rows, either, outer, source, errors)
+    return _EnvelopeParts(payloads, rows, either, outer, source, errors)
 
 
 def _asked(columns: Iterable[str]) -> dict[str, str]:
@@ -238,7 +242,7 @@ def _extra(
     return source[asked.removeprefix("source_")]
 
 
-def _envelopes(found: _Parts) -> npt.NDArray[np.bool_]:
+def _envelopes(found: _EnvelopeParts) -> npt.NDArray[np.bool_]:
     """Tell envelopes by their op, and a row or a source beside it."""
     op, connector = found.outer["op"].is_valid(), found.source["connector"].is_valid()
     has_op: npt.NDArray[np.bool_] = op.to_numpy(zero_copy_only=False)
@@ -250,7 +254,9 @@ def _is_object(texts: pa.StringArray) -> pa.BooleanArray:
     return pc.fill_null(pc.starts_with(texts, "{"), False)
 
 
-def _judge_envelopes(whole: Events, found: _Parts, envelopes: npt.NDArray[np.bool_]) -> None:
+def _judge_envelopes(
+    whole: EventBatch, found: _EnvelopeParts, envelopes: npt.NDArray[np.bool_]
+) -> None:
     """Say what each envelope does, and to which row."""
     ops, rows = found.outer["op"], found.rows
     codes = np.array([*_OPS.values(), -1], np.int8)
@@ -276,7 +282,7 @@ def _only_objects(texts: pa.Array) -> pa.StringArray:
 
 
 def _judge_others(
-    whole: Events,
+    whole: EventBatch,
     payloads: pa.StringArray,
     topics: pa.StringArray,
     others: npt.NDArray[np.bool_],
@@ -299,7 +305,7 @@ def _judge_others(
 
 
 def _of_debezium(
-    whole: Events, texts: pa.StringArray, topics: pa.StringArray, rows: Codes
+    whole: EventBatch, texts: pa.StringArray, topics: pa.StringArray, rows: Codes
 ) -> npt.NDArray[np.bool_]:
     """Tell heartbeats, transactions and schema changes: by their schemas, else by their looks."""
     names = [each.name if each else "" for each in whole.schemas]
@@ -329,7 +335,7 @@ def _flat_fields(texts: pa.StringArray) -> dict[str, pa.StringArray]:
 
 
 def _judge_flat(
-    whole: Events,
+    whole: EventBatch,
     texts: pa.StringArray,
     rows: Codes,
     is_row: npt.NDArray[np.bool_],

@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, LongType, NestedField, StringType
 
-from icestream.formats import DELETE, IGNORE, UPSERT, Changes, Decoded, duck, reasons
+from icestream.formats import DELETE, IGNORE, UPSERT, DecodedBatch, RowChanges, duck, reasons
 from icestream.formats.debezium import connect, keys, position
-from icestream.formats.debezium.connect import Meaning, Unit
-from icestream.formats.debezium.envelope import Events, events
-from icestream.formats.debezium.values import BinaryMode, DecimalMode, Meant, Modes
+from icestream.formats.debezium.connect import ConnectType, Unit
+from icestream.formats.debezium.envelope import EventBatch, events
+from icestream.formats.debezium.values import BinaryMode, ConnectCaster, ConnectorModes, DecimalMode
 from icestream.formats.json import decode_objects
 from icestream.formats.jsonkeys import places, where
-from icestream.formats.template import in_order
+from icestream.formats.template import row_order
 from icestream.schema import NewField, Rule, is_wider, merge_new_fields
 from icestream.tables.arrow import arrow_schema
 
@@ -74,16 +74,16 @@ class DebeziumFormat:
         target: Schema,
         rule: Rule = "evolve",
         dropped: frozenset[str] = frozenset(),
-    ) -> Decoded:
+    ) -> DecodedBatch:
         """Decode a batch; beside the columns stands what each row does."""
         names = [each.name for each in target.fields]
         found = events(records.column("value"), records.column("topic"), self.flattened, names)
-        batch = _Batch(records, found, target, rule, dropped, self._modes)
+        batch = _DebeziumBatch(records, found, target, rule, dropped, self._modes)
         parts = [batch.part(rows, fields) for rows, fields in _groups(found)]
         new = merge_new_fields([_widest([part.new_fields for part in parts])])
         columns = _together(parts, arrow_schema(target), len(records))
         if new:
-            return Decoded(columns, reasons(found.errors, len(records)), tuple(new))
+            return DecodedBatch(columns, reasons(found.errors, len(records)), tuple(new))
         sequence, bad = position.sequence(found.log)
         for row, why in bad.items():
             found.errors.setdefault(row, why)
@@ -91,13 +91,13 @@ class DebeziumFormat:
         missing = batch.missing()
         batch.demand(columns, missing)
         op = pa.array(found.op, pa.int8())
-        changes = Changes(op, sequence, missing, batch.old_key())
+        changes = RowChanges(op, sequence, missing, batch.old_key())
         wider = _widest([part.widened for part in parts])
-        return Decoded(columns, reasons(found.errors, len(records)), (), changes, wider)
+        return DecodedBatch(columns, reasons(found.errors, len(records)), (), changes, wider)
 
     @property
-    def _modes(self) -> Modes:
-        return Modes(
+    def _modes(self) -> ConnectorModes:
+        return ConnectorModes(
             self.decimal_handling_mode,
             self.binary_handling_mode,
             self.time_units,
@@ -106,7 +106,7 @@ class DebeziumFormat:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _DecodedPart:
     """Rows that share a schema, decoded."""
 
     rows: Rows
@@ -116,18 +116,18 @@ class _Part:
 
 
 @dataclass
-class _Batch:
+class _DebeziumBatch:
     """The state of one call."""
 
     records: pa.RecordBatch
-    events: Events
+    events: EventBatch
     target: Schema
     rule: Rule
     dropped: frozenset[str]
-    modes: Modes
-    readings: list[tuple[Rows, Meant]] = field(default_factory=list)
+    modes: ConnectorModes
+    readings: list[tuple[Rows, ConnectCaster]] = field(default_factory=list)
 
-    def part(self, rows: Rows, fields: Mapping[str, Meaning] | None) -> _Part:
+    def part(self, rows: Rows, fields: Mapping[str, ConnectType] | None) -> _DecodedPart:
         """Decode the rows of one schema, or those without."""
         texts = self.events.rows
         if len(rows) < len(texts):
@@ -140,13 +140,13 @@ class _Batch:
             wider = connect.widened(fields, self.target)
             rule = "evolve" if refused else "ignore"  # the schema has said what is new
         if new:  # nothing else will be used
-            return _Part(rows[:0], pa.RecordBatch.from_pylist([]), new, ())
+            return _DecodedPart(rows[:0], pa.RecordBatch.from_pylist([]), new, ())
         reading = self._meant(fields)
         self.readings.append((rows, reading))
         decoded = decode_objects(texts, {}, keys.relaxed(self.target), rule, dropped, reading)
         for row in where(decoded.errors.is_valid()):
             self.events.errors.setdefault(int(rows[row]), decoded.errors[row].as_py())
-        return _Part(rows, decoded.columns, decoded.new_fields, wider)
+        return _DecodedPart(rows, decoded.columns, decoded.new_fields, wider)
 
     def demand(self, columns: pa.RecordBatch, missing: Mapping[str, pa.BooleanArray]) -> None:
         """Blame rows without a value that the table requires; a delete needs but its key."""
@@ -213,7 +213,7 @@ class _Batch:
             kind, arrow = self.target.fields[at].field_type, columns.schema.field(at).type
             own = columns.column(at)
             unit = next((u for u in _UNITS if name.endswith(f"ts_{u}")), None)
-            fields = {name: Meaning(kind, "timestamp", unit)} if unit else {}
+            fields = {name: ConnectType(kind, "timestamp", unit)} if unit else {}
             made, bad = self._meant(fields).cast(texts, kind, arrow, (name,))
             for row, why in bad.items():
                 self.events.errors.setdefault(row, f"`{name}`: {why}")
@@ -238,11 +238,11 @@ class _Batch:
         fields = partial(_fields, self.events)
         return keys.decode_keys(values, self.target, self.modes, groups, fields)
 
-    def _meant(self, fields: Mapping[str, Meaning] | None) -> Meant:
-        return Meant(fields, self.modes, self.target)
+    def _meant(self, fields: Mapping[str, ConnectType] | None) -> ConnectCaster:
+        return ConnectCaster(fields, self.modes, self.target)
 
 
-def _groups(found: Events) -> Iterator[tuple[Rows, Mapping[str, Meaning] | None]]:
+def _groups(found: EventBatch) -> Iterator[tuple[Rows, Mapping[str, ConnectType] | None]]:
     """Rows that are decoded together, with what their fields mean; not those that have no row."""
     given = found.rows.is_valid().to_numpy(zero_copy_only=False)
     if found.errors:
@@ -255,7 +255,7 @@ def _groups(found: Events) -> Iterator[tuple[Rows, Mapping[str, Meaning] | None]
         yield np.flatnonzero(given & (groups == group)), _fields(found, group)
 
 
-def _fields(found: Events, group: int) -> Mapping[str, Meaning] | None:
+def _fields(found: EventBatch, group: int) -> Mapping[str, ConnectType] | None:
     number, flat = divmod(group, 2)
     schema = found.schemas[number] if number >= 0 else None
     if schema is None:
@@ -263,7 +263,7 @@ def _fields(found: Events, group: int) -> Mapping[str, Meaning] | None:
     return schema.fields if flat else schema.row
 
 
-def _together(parts: list[_Part], arrow: pa.Schema, size: int) -> pa.RecordBatch:
+def _together(parts: list[_DecodedPart], arrow: pa.Schema, size: int) -> pa.RecordBatch:
     """Put the parts in the order of the records, with nulls where a record has no row."""
     if len(parts) == 1 and len(parts[0].rows) == size:
         return pa.RecordBatch.from_arrays(parts[0].columns.columns, schema=arrow)
@@ -274,7 +274,7 @@ def _together(parts: list[_Part], arrow: pa.Schema, size: int) -> pa.RecordBatch
         pa.concat_arrays([*(p.columns.column(i) for p in parts), pa.nulls(len(rest), each.type)])
         for i, each in enumerate(arrow)
     ]
-    order = in_order([*rows, rest])
+    order = row_order([*rows, rest])
     return pa.RecordBatch.from_arrays([each.take(order) for each in columns], schema=arrow)
 
 

@@ -10,15 +10,15 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
 from icestream.formats import casts, duck
-from icestream.formats.debezium.connect import Meaning, described
-from icestream.formats.debezium.values import Meant, Modes
+from icestream.formats.debezium.connect import ConnectType, described
+from icestream.formats.debezium.values import ConnectCaster, ConnectorModes
 from icestream.formats.debezium.wrapping import unpacked
-from icestream.formats.json import decode_objects, sound
+from icestream.formats.json import decode_objects, without_bad_openings
 from icestream.formats.jsonkeys import places
-from icestream.formats.template import in_order, take_apart
+from icestream.formats.template import match_templates, row_order
 
 Rows = npt.NDArray[np.int64]
-Fields = Mapping[str, Meaning] | None
+Fields = Mapping[str, ConnectType] | None
 
 OLD_KEY = "__debezium.oldkey"
 
@@ -42,7 +42,7 @@ def _names(key: bytes) -> tuple[str, ...]:
 def decode_keys(
     keys: pa.BinaryArray,
     target: Schema,
-    modes: Modes,
+    modes: ConnectorModes,
     groups: Rows,
     fields: Callable[[int], Fields],
 ) -> pa.RecordBatch | None:
@@ -53,7 +53,7 @@ def decode_keys(
     """
     texts, _ = casts.utf8(keys)
     payloads, schema, schemas = unpacked(texts)
-    objects, _ = sound(payloads)
+    objects, _ = without_bad_openings(payloads)
     names = _all_names(objects)
     columns = relaxed(Schema(*(each for each in target.fields if each.name in names)))
     if not columns.fields:
@@ -63,22 +63,22 @@ def decode_keys(
     for own, group in sorted({*zip(schema.tolist(), groups.tolist(), strict=True)}):
         rows = np.flatnonzero((schema == own) & (groups == group))
         known = described(schemas[own]) if own >= 0 else None
-        reading = Meant(known.fields if known else fields(group), modes, columns)
+        reading = ConnectCaster(known.fields if known else fields(group), modes, columns)
         parts.append(_decoded(objects.take(pa.array(rows)), columns, reading))
         order.append(rows)
     if len(parts) == 1:
         return parts[0]
-    return pa.Table.from_batches(parts).take(in_order(order)).combine_chunks().to_batches()[0]
+    return pa.Table.from_batches(parts).take(row_order(order)).combine_chunks().to_batches()[0]
 
 
 def _all_names(objects: pa.StringArray) -> set[str]:
     """Every key that any of the objects has; most have the same ones, and need no parser."""
-    taken, rest = take_apart(objects, {}, lambda _: True)
+    taken, rest = match_templates(objects, {}, lambda _: True)
     found = {name for each in taken for name in each.names}
     return found | set(duck.keys(objects.take(pa.array(rest)))) if len(rest) else found
 
 
-def _decoded(objects: pa.StringArray, columns: Schema, reading: Meant) -> pa.RecordBatch:
+def _decoded(objects: pa.StringArray, columns: Schema, reading: ConnectCaster) -> pa.RecordBatch:
     decoded = decode_objects(objects, {}, columns, "ignore", frozenset(), reading)
     broken = decoded.errors.is_valid().to_numpy(zero_copy_only=False)
     if not broken.any():

@@ -135,7 +135,7 @@ def _lsn(fields: Fields, name: str) -> tuple[npt.NDArray[np.uint8], Bad]:
 
 
 @dataclass(frozen=True)
-class _Log:
+class _LogEncoding:
     """Whose log, which fields a position cannot do without, and how it is written."""
 
     connectors: tuple[str, ...]
@@ -145,9 +145,9 @@ class _Log:
 
 
 _LOGS = (
-    _Log(("postgresql",), ("lsn",), (), _postgres),
-    _Log(("mysql", "mariadb"), ("file", "pos"), ("row",), _mysql),
-    _Log(("sqlserver",), ("commit_lsn",), ("change_lsn", "event_serial_no"), _sqlserver),
-    _Log(("oracle",), ("scn",), (), _oracle),
+    _LogEncoding(("postgresql",), ("lsn",), (), _postgres),
+    _LogEncoding(("mysql", "mariadb"), ("file", "pos"), ("row",), _mysql),
+    _LogEncoding(("sqlserver",), ("commit_lsn",), ("change_lsn", "event_serial_no"), _sqlserver),
+    _LogEncoding(("oracle",), ("scn",), (), _oracle),
 )
 FIELDS = ("connector", *dict.fromkeys(name for log in _LOGS for name in (*log.needs, *log.may)))

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from icestream.formats.page import Flags, Page, Places, Words
+from icestream.formats.page import Flags, Places, TextBuffer, Words
 
 MAX_KINDS = 8  # looked for in one batch: three operations, and numbers that become longer
 _CHUNK = 2048  # rows at a time: their bytes stay in the processor's cache
@@ -46,7 +46,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Apart:
+class SplitEnvelopes:
     """What was found of each envelope, and which ones were taken apart; of others all is null."""
 
     fits: Flags
@@ -56,7 +56,7 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class Tail:
+class EnvelopeTail:
     """The end of an envelope: which rows stand before it, and where its values are."""
 
     text: bytes
@@ -79,7 +79,7 @@ class Tail:
             return None
         return (self.text[slice(*span)].decode(),)
 
-    def ends(self, page: Page, rows: Places) -> Places:
+    def matching_rows(self, page: TextBuffer, rows: Places) -> Places:
         """Those of these rows that end so."""
         rows = rows[page.end[rows] - page.start[rows] >= len(self.text) + _LEAST]
         op = self.values[_OP] or (0, 0)
@@ -117,23 +117,23 @@ class Tail:
         return first, last
 
 
-def take_apart(texts: pa.StringArray, structure: Structure) -> Apart:
+def take_apart(texts: pa.StringArray, structure: Structure) -> SplitEnvelopes:
     """Find rows, and what the structure names."""
     paths = [*_paths(structure)]
-    kinds: list[Tail] = []
+    kinds: list[EnvelopeTail] = []
     tries = MAX_KINDS
     fits, parts = [], []
     for begin in range(0, len(texts), _CHUNK):
-        chunk = _Chunk(Page(texts.slice(begin, _CHUNK)))
+        chunk = _EnvelopeChunk(TextBuffer(texts.slice(begin, _CHUNK)))
         left = np.flatnonzero(chunk.page.valid)
         for number, tail in enumerate(kinds):
-            left = chunk.take(number, tail, left)
+            left = chunk.assign(number, tail, left)
         while len(left) and tries:
             tries -= 1
             first, left = int(left[0]), left[1:]
             if (made := tail_of(chunk.page.row(first), structure)) is not None:
                 kinds.append(made)
-                left = chunk.take(len(kinds) - 1, made, np.append(first, left))
+                left = chunk.assign(len(kinds) - 1, made, np.append(first, left))
                 left = left[left != first]  # its tail is a kind, its rows may be odd
         if not kinds and not tries:
             break
@@ -141,10 +141,10 @@ def take_apart(texts: pa.StringArray, structure: Structure) -> Apart:
         # While its bytes are at hand.
         parts.append([chunk.rows(), *(chunk.texts(path, kinds) for path in paths)])
     if not kinds:
-        return Apart(np.zeros(len(texts), bool), None, {}, {})
+        return SplitEnvelopes(np.zeros(len(texts), bool), None, {}, {})
     rows, *rest = map(pa.concat_arrays, zip(*parts, strict=True))
     whole = dict(zip(paths, rest, strict=True))
-    return Apart(
+    return SplitEnvelopes(
         np.concatenate(fits),
         rows,
         {path[0]: each for path, each in whole.items() if len(path) == 1},
@@ -152,7 +152,7 @@ def take_apart(texts: pa.StringArray, structure: Structure) -> Apart:
     )
 
 
-def tail_of(text: bytes, structure: Structure) -> Tail | None:
+def tail_of(text: bytes, structure: Structure) -> EnvelopeTail | None:
     """Parse one envelope; None: others cannot be taken apart like it."""
     try:
         whole = text.decode()
@@ -165,23 +165,23 @@ def tail_of(text: bytes, structure: Structure) -> Tail | None:
     except (ValueError, RecursionError):
         return None
     numbers = tuple(each.span(1) for each in _KEY_OR_DIGITS.finditer(raw) if each[1])
-    made = Tail(raw, before, after, numbers, values)
+    made = EnvelopeTail(raw, before, after, numbers, values)
     return None if made.deletes and after else made
 
 
-class _Chunk:
+class _EnvelopeChunk:
     """Some envelopes: of which kind each is, and where its rows stand."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: TextBuffer) -> None:
         self.page = page
         self.kind = np.full(len(page.start), -1, np.int64)
         self._start = np.zeros(len(page.start), np.int64)  # of the row that counts
         self._length = np.full(len(page.start), -1, np.int64)
         self._afters: tuple[Places, Flags] | None = None
 
-    def take(self, number: int, tail: Tail, rows: Places) -> Places:
+    def assign(self, number: int, tail: EnvelopeTail, rows: Places) -> Places:
         """Note those of these rows that end so; → the others."""
-        fitting = self._rows_of(tail, tail.ends(self.page, rows))
+        fitting = self._rows_of(tail, tail.matching_rows(self.page, rows))
         if not len(fitting):
             return rows
         self.kind[fitting] = number
@@ -191,7 +191,7 @@ class _Chunk:
         """The rows that count."""
         return self.page.texts(self._start, np.maximum(self._length, 0), self._length < 0)
 
-    def texts(self, path: Path, kinds: Sequence[Tail]) -> pa.StringArray:
+    def texts(self, path: Path, kinds: Sequence[EnvelopeTail]) -> pa.StringArray:
         """What was found there."""
         none = self.kind < 0
         if none.all():
@@ -207,7 +207,7 @@ class _Chunk:
         start = np.where(length < 0, 0, behind + first[self.kind])
         return self.page.texts(start, np.maximum(length, 0), length < 0)
 
-    def _rows_of(self, tail: Tail, rows: Places) -> Places:
+    def _rows_of(self, tail: EnvelopeTail, rows: Places) -> Places:
         """Find the two rows of an event; → the events whose rows stand where they should."""
         page = self.page
         start, behind = page.start[rows], page.end[rows] - len(tail.text)

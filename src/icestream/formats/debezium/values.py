@@ -37,10 +37,10 @@ from pyiceberg.types import (
 from icestream.formats import casts
 from icestream.formats.casts import Bad, Cast
 from icestream.formats.debezium import decimals
-from icestream.formats.debezium.connect import Meaning, Sense, Unit
+from icestream.formats.debezium.connect import ConnectType, Sense, Unit
 from icestream.formats.debezium.pieces import spread
 from icestream.formats.debezium.times import CLOCKS
-from icestream.formats.json import Path, Reading
+from icestream.formats.json import Path, TextCaster
 from icestream.formats.jsonbytes import Rows, characters, offsets
 from icestream.formats.jsonkeys import places
 
@@ -58,7 +58,7 @@ _WITHOUT_ZONE = DateType | TimeType | TimestampType | TimestampNanoType
 
 
 @dataclass(frozen=True)
-class Modes:
+class ConnectorModes:
     """What a connector was told, where its events do not say so themselves."""
 
     decimals: DecimalMode = "precise"
@@ -68,11 +68,11 @@ class Modes:
 
 
 @dataclass
-class Meant(Reading):
+class ConnectCaster(TextCaster):
     """Reads texts by an embedded schema, or by the types of the columns where there is none."""
 
-    fields: Mapping[str, Meaning] | None
-    modes: Modes
+    fields: Mapping[str, ConnectType] | None
+    modes: ConnectorModes
     target: Schema
     missing: dict[str, list[Rows]] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class Meant(Reading):
         columns = self.target.fields
         return frozenset(c.name for c in columns if isinstance(c.field_type, DecimalType))
 
-    def arrive(
+    def before_cast(
         self, texts: pa.StringArray, kind: IcebergType, rows: Rows, path: Path
     ) -> pa.StringArray:
         """Note where an event says that it did not carry a column's value."""
@@ -123,7 +123,7 @@ class Meant(Reading):
         kind: IcebergType,
         arrow: pa.DataType,
         path: Path,
-        meaning: Meaning | None,
+        meaning: ConnectType | None,
     ) -> tuple[pa.Array, Bad]:
         if meaning is None:
             return self._by_column(texts, kind, arrow, path)
@@ -139,10 +139,10 @@ class Meant(Reading):
         return casts.cast(texts, kind, arrow)
 
     @cached_property
-    def _marks(self) -> "_Marks":
-        return _Marks.of(self.modes.unavailable)
+    def _marks(self) -> "_UnavailableMarks":
+        return _UnavailableMarks.of(self.modes.unavailable)
 
-    def _meaning(self, path: Path) -> Meaning | None:
+    def _meaning(self, path: Path) -> ConnectType | None:
         found = self.fields.get(path[0]) if self.fields else None
         for step in path[1:]:
             found = found.inner.get(step) if found else None
@@ -174,7 +174,7 @@ class Meant(Reading):
             sense = "days" if isinstance(kind, DateType) else "time"
         number = None
         if sense == "days" or unit is not None:
-            number = _by_sense(Meaning(kind, sense, unit or "us"), kind)
+            number = _by_sense(ConnectType(kind, sense, unit or "us"), kind)
         out, bad = casts.strictly(texts, kind, arrow, partial(_loose_times, number, kind))
         for row in bad:
             if number is None and pc.match_substring_regex(texts[row], _WHOLE_NUMBER).as_py():
@@ -184,7 +184,7 @@ class Meant(Reading):
 
 
 @dataclass(frozen=True)
-class _Marks:
+class _UnavailableMarks:
     """The ways in which an event says that a value was not carried."""
 
     plain: pa.StringArray
@@ -192,7 +192,7 @@ class _Marks:
     nested: pa.StringArray
 
     @staticmethod
-    def of(marker: str) -> "_Marks":
+    def of(marker: str) -> "_UnavailableMarks":
         data = marker.encode()
         coded = base64.b64encode(data).decode()
         digest = hashlib.md5(data, usedforsecurity=False).digest()
@@ -201,7 +201,7 @@ class _Marks:
         lists = [[marker], [coded], [data.hex()], [str(named)], list(data)]
         nested = [marker, coded, pairs, *map(_compact, lists)]
         ways = ([marker, coded, data.hex(), pairs], [f'"{marker}"'], nested)
-        return _Marks(*(pa.array(some, pa.string()) for some in ways))
+        return _UnavailableMarks(*(pa.array(some, pa.string()) for some in ways))
 
 
 def _same(texts: pa.StringArray, marks: pa.StringArray) -> Rows:
@@ -217,7 +217,7 @@ def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _by_sense(meaning: Meaning, kind: IcebergType) -> Cast | None:
+def _by_sense(meaning: ConnectType, kind: IcebergType) -> Cast | None:
     """Choose how to read numbers that mean a time and bytes that mean a number."""
     if meaning.sense == "decimal" and not isinstance(kind, BinaryType):
         return partial(_scaled, scale=meaning.scale)

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from icestream.formats import duck
 from icestream.formats.debezium.pieces import Rows, spread
-from icestream.formats.json import sound
+from icestream.formats.json import without_bad_openings
 from icestream.formats.jsonkeys import places
 
 _SCHEMA, _PAYLOAD = '{"schema":', ',"payload":'
@@ -93,7 +93,7 @@ def _others(texts: pa.StringArray, schema: Rows) -> Rows:
 
 def _parsed(texts: pa.StringArray) -> tuple[pa.StringArray, pa.StringArray]:
     """Give schema and payload where they stand otherwise; null where there are not just the two."""
-    asked = duck.ask(_BOTH, sound(texts)[0])
+    asked = duck.ask(_BOTH, without_bad_openings(texts)[0])
     kinds, payloads = (duck.one_chunk(asked.column(i)).cast(pa.string()) for i in (0, 1))
     is_schema = pc.or_(pc.starts_with(kinds, "{"), pc.equal(kinds, "null"))
     return pc.if_else(is_schema, kinds, None), payloads

@@ -9,25 +9,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from icestream.maintain.rewrite.row_mapping import Moves, Positions
-from icestream.tables.live_files import File, GiveWay, Listed
+from icestream.maintain.rewrite.row_mapping import RowMapping, RowPositions
+from icestream.tables.live_files import FileEntry, GaveWay, SnapshotFiles
 
-Read = Callable[[str], Iterator[tuple[str, Positions]]]
+Read = Callable[[str], Iterator[tuple[str, RowPositions]]]
 _MOST_REMOVED = 256  # delete files in one commit: each takes a call to Java while the stream waits
 
 
 @dataclass(frozen=True)
-class Dangling:
+class DanglingDeletes:
     """Delete files that have nothing to say any more, or less than before."""
 
-    removed: tuple[File, ...]
-    pruned: Mapping[str, Positions] | None = None  # what stays of the last one of them
+    removed: tuple[FileEntry, ...]
+    pruned: Mapping[str, RowPositions] | None = None  # what stays of the last one of them
 
 
-class Carry:
+class DeleteCarryOver:
     """Keeps up with the deletes of a table since the inputs of a rewrite were read."""
 
-    def __init__(self, moves: Moves, inputs: Collection[str], planned: Listed, read: Read) -> None:
+    def __init__(
+        self, moves: RowMapping, inputs: Collection[str], planned: SnapshotFiles, read: Read
+    ) -> None:
         self._moves = moves
         self._inputs = frozenset(inputs)
         self._wanted = sorted(path.encode() for path in inputs)
@@ -35,60 +37,62 @@ class Carry:
         self._read = read
         self._seen = set(planned.deletes)
         self._referred: dict[str, frozenset[str]] = {}  # by delete file
-        self._dead: dict[str, list[Positions]] = {}
+        self._dead: dict[str, list[RowPositions]] = {}
 
-    def behind(self, now: Listed) -> int:
+    def unread_count(self, now: SnapshotFiles) -> int:
         """How many delete files there are that were not read yet."""
         return sum(path not in self._seen for path in now.deletes)
 
-    def look(self, now: Listed) -> None:
+    def read_new_deletes(self, now: SnapshotFiles) -> None:
         """Read the deletes that have come since the last look."""
         for path, file in now.deletes.items():
             if path in self._seen:
                 continue
             self._seen.add(path)
-            if not file.may_concern(self._wanted):
+            if not file.may_refer_to(self._wanted):
                 continue
             found = dict(self._read(path))
             self._referred[path] = frozenset(found)
             for data_file in self._inputs & found.keys():
                 self._dead.setdefault(data_file, []).append(found[data_file])
 
-    def dead(self) -> dict[str, Positions]:
+    def deleted_in_outputs(self) -> dict[str, RowPositions]:
         """Rows of the new files that have died since they were read."""
-        return self._moves.moved({p: np.concatenate(some) for p, some in self._dead.items()})
+        return self._moves.map_positions(
+            {p: np.concatenate(some) for p, some in self._dead.items()}
+        )
 
-    def dangling(self, now: Listed, carries: bool) -> Dangling:
+    def dangling(self, now: SnapshotFiles, carries: bool) -> DanglingDeletes:
         """Delete files that are about nothing but the inputs, and files that are gone.
 
         Iceberg lets a rewrite add deletes only where it removes some. If it `carries` any and all
         delete files are about other data files too, one of them is written anew without the inputs.
         """
-        there = [each for each in now.deletes.values() if each.may_concern(self._wanted)]
-        idle = [each for each in there if self._left(each) <= self._inputs]
+        there = [each for each in now.deletes.values() if each.may_refer_to(self._wanted)]
+        idle = [each for each in there if self._data_files_of(each) <= self._inputs]
         if idle or not carries:
-            return Dangling(tuple(idle[:_MOST_REMOVED]))
-        about = [each for each in there if self._about(each) & self._inputs]
+            return DanglingDeletes(tuple(idle[:_MOST_REMOVED]))
+        about = [each for each in there if self._named_data_files(each) & self._inputs]
         if not about:
-            raise GiveWay("deletes were taken back meanwhile")
+            raise GaveWay("deletes were taken back meanwhile")
         some = min(about, key=lambda each: each.records)
         kept = {
             path: np.unique(positions)
             for path, positions in self._read(some.path)
-            if path in self._left(some) - self._inputs
+            if path in self._data_files_of(some) - self._inputs
         }
-        return Dangling((some,), kept)
+        return DanglingDeletes((some,), kept)
 
-    def _left(self, file: File) -> frozenset[str]:
+    def _data_files_of(self, file: FileEntry) -> frozenset[str]:
         """The data files that a delete file is about, as far as they may still be there."""
-        about = self._about(file)
+        about = self._named_data_files(file)
         if file.path not in self._planned.deletes:
             return about  # it is newer than our list of data files
         return about & self._planned.data.keys()
 
-    def _about(self, file: File) -> frozenset[str]:
-        if file.about is not None:
-            return frozenset([file.about])
+    def _named_data_files(self, file: FileEntry) -> frozenset[str]:
+        if file.only_data_file is not None:
+            return frozenset([file.only_data_file])
         if file.path not in self._referred:
             self._referred[file.path] = frozenset(path for path, _ in self._read(file.path))
         return self._referred[file.path]

@@ -17,15 +17,27 @@ from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.table_builder import current_schema, stage_target
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
-from icestream.index.rewrite_update import Shelf
-from icestream.maintain.action import Action, Ending, Group, Kind, Result
-from icestream.maintain.gate import NoTurn
-from icestream.maintain.rewrite.commit import Desk, TurnTaker
-from icestream.maintain.rewrite.data import NewData, Plan
-from icestream.maintain.rewrite.merge import NewDeletes, Share, merge, shares, worth_it
-from icestream.maintain.rewrite.stage import Rewritten
-from icestream.maintain.rewrite.task_runner import Cancelled, job_for
-from icestream.tables.live_files import File, Files, GiveWay, Listed, place_in
+from icestream.index.rewrite_update import IndexStaging
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup
+from icestream.maintain.gate import GateClosed
+from icestream.maintain.rewrite.commit import CommitGate, RewriteCommitter
+from icestream.maintain.rewrite.data import DataFileRewrite, RewritePlan
+from icestream.maintain.rewrite.merge import (
+    DeleteFileGroup,
+    DeleteFileRewrite,
+    delete_file_groups,
+    is_worth_merging,
+    write_merged_deletes,
+)
+from icestream.maintain.rewrite.stage import RewriteReport
+from icestream.maintain.rewrite.task_runner import Cancelled, task_runner_for
+from icestream.tables.live_files import (
+    FileEntry,
+    GaveWay,
+    SnapshotFileLister,
+    SnapshotFiles,
+    partition_key_of,
+)
 from icestream.write.target import StageTarget
 
 if TYPE_CHECKING:
@@ -44,7 +56,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class _Done:
+class _RewriteTotals:
     """What came of a commit, or of several."""
 
     files_before: int = 0
@@ -53,8 +65,8 @@ class _Done:
     bytes_after: int = 0
     attempts: int = 0  # 0: there was nothing to do
 
-    def __add__(self, other: "_Done") -> "_Done":
-        return _Done(
+    def __add__(self, other: "_RewriteTotals") -> "_RewriteTotals":
+        return _RewriteTotals(
             self.files_before + other.files_before,
             self.files_after + other.files_after,
             self.bytes_before + other.bytes_before,
@@ -76,31 +88,31 @@ class Rewriter:
         open_catalog: "Callable[[], Catalog]",
         spark: Any,
         mirrors: "Mirrors | None" = None,
-        turns: TurnTaker | None = None,
+        turns: CommitGate | None = None,
         target_bytes: int | None = None,
     ) -> None:
         self._tables = tables
         self._open_catalog = open_catalog
-        self._job = job_for(spark)
+        self._job = task_runner_for(spark)
         self._mirrors = mirrors
-        self._desk = Desk(tables, mirrors, turns)
+        self._desk = RewriteCommitter(tables, mirrors, turns)
         self._target_bytes = target_bytes
-        self._files: dict[str, Files] = {}
+        self._files: dict[str, SnapshotFileLister] = {}
 
     def rewrite(
         self,
         action: Action,
         stopped: Stopped = lambda: False,
         progress: Progress = lambda done, total: None,
-    ) -> Result:
+    ) -> ActionResult:
         """Do what an action says; `progress` hears of bytes, or of groups of delete files."""
         began = time.monotonic()
         kinds = {
-            Kind.REWRITE_DATA_FILES: self._data_files,
-            Kind.REWRITE_POSITION_DELETE_FILES: self._position_deletes,
+            ActionKind.REWRITE_DATA_FILES: self._data_files,
+            ActionKind.REWRITE_POSITION_DELETE_FILES: self._position_deletes,
         }
         done, ending, why = kinds[action.kind](action, stopped, progress)
-        return Result(
+        return ActionResult(
             action=action,
             ending=ending,
             files_before=done.files_before,
@@ -112,9 +124,9 @@ class Rewriter:
             detail=why,
         )
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """There is nothing to do for a while."""
-        self._job.rest()
+        self._job.release_idle()
 
     def close(self) -> None:
         """Let go of what runs tasks."""
@@ -124,36 +136,36 @@ class Rewriter:
 
     def _data_files(
         self, action: Action, stopped: Stopped, progress: Progress
-    ) -> tuple[_Done, Ending, str]:
+    ) -> tuple[_RewriteTotals, Ending, str]:
         sizes = [group.bytes for group in action.groups]
-        return _each(
+        return _run_parts(
             action.groups,
             lambda group: self._group(action.table, group, stopped),
             lambda at: progress(sum(sizes[:at]), sum(sizes)),
         )
 
-    def _group(self, name: str, group: Group, stopped: Stopped) -> _Done:
+    def _group(self, name: str, group: FileGroup, stopped: Stopped) -> _RewriteTotals:
         """One group, in as many commits as its size asks for."""
-        listed, done = self._listed(name), _Done()
+        listed, done = self._listed(name), _RewriteTotals()
         there = [listed.data[path] for path in group.files if path in listed.data]
-        if len({file.home for file in there}) > 1:
-            raise GiveWay("its data files are of several partitions")
+        if len({file.table_partition for file in there}) > 1:
+            raise GaveWay("its data files are of several partitions")
         ordered = sorted(there, key=lambda file: (file.sequence, file.path))
         for part in self._parts(ordered):
             failpoint("rewrite-begun")
             done += self._part(name, part, stopped)
         return done
 
-    def _part(self, name: str, part: Sequence[File], stopped: Stopped) -> _Done:
+    def _part(self, name: str, part: Sequence[FileEntry], stopped: Stopped) -> _RewriteTotals:
         plan = self._planned(name, part)
         if plan is None:
-            return _Done()
+            return _RewriteTotals()
         what = f"icestream: rewrite {len(plan.inputs)} files of {name}"
-        staged = Rewritten.from_json(self._job.run(plan.task, what, stopped))
+        staged = RewriteReport.from_json(self._job.run(plan.task, what, stopped))
         failpoint("rewrite-staged")
-        offer = NewData(plan, self._lister(name), staged)
-        attempts = self._desk.land(offer, stopped)
-        return _Done(
+        offer = DataFileRewrite(plan, self._file_lister(name), staged)
+        attempts = self._desk.commit(offer, stopped)
+        return _RewriteTotals(
             files_before=len(plan.inputs),
             files_after=len(staged.files),
             bytes_before=sum(file.size for file in plan.inputs),
@@ -161,31 +173,31 @@ class Rewriter:
             attempts=attempts,
         )
 
-    def _planned(self, name: str, part: Sequence[File]) -> Plan | None:
+    def _planned(self, name: str, part: Sequence[FileEntry]) -> RewritePlan | None:
         """What there is to do, of what is still live; None: nothing any more."""
         view = self._tables.load(name)
         document = view.base.document
-        listed = self._lister(name).everything(document)
+        listed = self._file_lister(name).all_files(document)
         inputs = tuple(listed.data[file.path] for file in part if file.path in listed.data)
         if not inputs:
             return None
-        plan = Plan(
+        plan = RewritePlan(
             name=name,
             view=view,
             listed=listed,
             inputs=inputs,
-            place=place_in(document, inputs[0]),
+            place=partition_key_of(document, inputs[0]),
             target=self._target(document, inputs[0].spec_id),
             origin=uuid.uuid4().hex,
-            shelf=self._shelf(name, document),
+            shelf=self._index_staging(name, document),
         )
         # One file by itself, with nothing deleted in it, would come out as it is.
         return plan if len(inputs) > 1 or plan.task.deletes else None
 
-    def _parts(self, files: Sequence[File]) -> Iterator[list[File]]:
+    def _parts(self, files: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
         """Files that are rewritten in one commit: a task of seconds, and entries in memory."""
         most = max(_MOST_BYTES, 2 * (self._target_bytes or 0))
-        held: list[File] = []
+        held: list[FileEntry] = []
         for file in files:
             records, size = sum(each.records for each in held), sum(each.size for each in held)
             if held and (records + file.records > _MOST_RECORDS or size + file.size > most):
@@ -203,8 +215,8 @@ class Rewriter:
         properties = {**target.properties, _TARGET: str(size)}
         return replace(target, spec_json=json.dumps(spec), properties=properties)
 
-    def _shelf(self, name: str, document: Mapping[str, Any]) -> Shelf | None:
-        shelf = self._mirrors.shelf(name) if self._mirrors else None
+    def _index_staging(self, name: str, document: Mapping[str, Any]) -> IndexStaging | None:
+        shelf = self._mirrors.index_staging(name) if self._mirrors else None
         ids = {field["id"] for field in current_schema(document)["fields"]}
         return shelf if shelf and ids.issuperset(shelf.keys) else None
 
@@ -212,29 +224,32 @@ class Rewriter:
 
     def _position_deletes(
         self, action: Action, stopped: Stopped, progress: Progress
-    ) -> tuple[_Done, Ending, str]:
+    ) -> tuple[_RewriteTotals, Ending, str]:
         wanted = [path for group in action.groups for path in group.files]
         try:
             listed = self._listed(action.table)
-        except GiveWay as reason:
-            return _Done(), Ending.GAVE_WAY, str(reason)
-        due = [share for share in shares(listed, wanted) if worth_it(share)]
-        return _each(
+        except GaveWay as reason:
+            return _RewriteTotals(), Ending.GAVE_WAY, str(reason)
+        due = [share for share in delete_file_groups(listed, wanted) if is_worth_merging(share)]
+        return _run_parts(
             due,
-            lambda share: self._share(action.table, share, stopped),
+            lambda share: self._merge_deletes(action.table, share, stopped),
             lambda at: progress(at, len(due)),
         )
 
-    def _share(self, name: str, share: Share, stopped: Stopped) -> _Done:
+    def _merge_deletes(self, name: str, share: DeleteFileGroup, stopped: Stopped) -> _RewriteTotals:
         if stopped():
             raise Cancelled
         view = self._tables.load(name)
         document = view.base.document
-        place, target = place_in(document, share.deletes[0]), stage_target(document, _PREFIX)
-        files = merge(share, place, target, uuid.uuid4().hex)
+        place, target = (
+            partition_key_of(document, share.deletes[0]),
+            stage_target(document, _PREFIX),
+        )
+        files = write_merged_deletes(share, place, target, uuid.uuid4().hex)
         failpoint("rewrite-staged")
-        attempts = self._desk.land(NewDeletes(name, view, share, place, files), stopped)
-        return _Done(
+        attempts = self._desk.commit(DeleteFileRewrite(name, view, share, place, files), stopped)
+        return _RewriteTotals(
             files_before=len(share.deletes),
             files_after=len(files),
             bytes_before=sum(file.size for file in share.deletes),
@@ -244,27 +259,27 @@ class Rewriter:
 
     # -- for both ------------------------------------------------------------------------------
 
-    def _listed(self, name: str) -> Listed:
-        return self._lister(name).everything(self._tables.load(name).base.document)
+    def _listed(self, name: str) -> SnapshotFiles:
+        return self._file_lister(name).all_files(self._tables.load(name).base.document)
 
-    def _lister(self, name: str) -> Files:
+    def _file_lister(self, name: str) -> SnapshotFileLister:
         if name not in self._files:
-            self._files[name] = Files(self._open_catalog().load_table(name).io)
+            self._files[name] = SnapshotFileLister(self._open_catalog().load_table(name).io)
         return self._files[name]
 
 
-def _each(
-    parts: Sequence[Any], do: Callable[[Any], _Done], told: Callable[[int], None]
-) -> tuple[_Done, Ending, str]:
+def _run_parts(
+    parts: Sequence[Any], do: Callable[[Any], _RewriteTotals], told: Callable[[int], None]
+) -> tuple[_RewriteTotals, Ending, str]:
     """One part after the other; one that gives way stops none of the others."""
-    done, reasons = _Done(), []
+    done, reasons = _RewriteTotals(), []
     for at, part in enumerate(parts):
         told(at)
         try:
             done += do(part)
-        except GiveWay as reason:
+        except GaveWay as reason:
             reasons.append(str(reason))
-        except (Cancelled, NoTurn):
+        except (Cancelled, GateClosed):
             return done, Ending.CANCELLED, "; ".join(reasons)
         except IcestreamError as failure:
             return done, Ending.FAILED, "; ".join([*reasons, str(failure)])

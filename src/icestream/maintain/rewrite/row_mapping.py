@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from icestream.errors import InternalError
 
-Positions = NDArray[np.int64]
+RowPositions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Source:
+class RewriteInput:
     """A data file whose live rows were written anew."""
 
     path: str
     rows: int
-    dead: Positions = field(repr=False)  # sorted: deleted before it was read
+    dead: RowPositions = field(repr=False)  # sorted: deleted before it was read
 
     @property
     def live(self) -> int:
@@ -31,7 +31,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Output:
+class RewriteOutput:
     """A new data file."""
 
     path: str
@@ -39,11 +39,11 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Moves:
+class RowMapping:
     """Inputs in the order in which they were read, outputs in that in which they were written."""
 
-    sources: Sequence[Source]
-    outputs: Sequence[Output]
+    sources: Sequence[RewriteInput]
+    outputs: Sequence[RewriteOutput]
 
     def __post_init__(self) -> None:
         read, written = sum(each.live for each in self.sources), sum(o.rows for o in self.outputs)
@@ -53,28 +53,28 @@ class Moves:
                 hint="nothing was committed; please report this",
             )
 
-    def moved(self, dead: Mapping[str, Positions]) -> dict[str, Positions]:
+    def map_positions(self, dead: Mapping[str, RowPositions]) -> dict[str, RowPositions]:
         """Where rows of inputs are now, sorted; what was dead already, or no input, is nowhere."""
         places = [
-            self._place(self._by_path[path], np.unique(positions))
+            self._output_positions(self._by_path[path], np.unique(positions))
             for path, positions in dead.items()
             if path in self._by_path
         ]
         every = np.sort(np.concatenate(places)) if places else np.zeros(0, dtype=np.int64)
-        cuts = np.searchsorted(every, self._begins)
+        cuts = np.searchsorted(every, self._output_starts)
         return {
-            output.path: every[cuts[at] : cuts[at + 1]] - self._begins[at]
+            output.path: every[cuts[at] : cuts[at + 1]] - self._output_starts[at]
             for at, output in enumerate(self.outputs)
             if cuts[at + 1] > cuts[at]
         }
 
-    def _place(self, number: int, positions: Positions) -> Positions:
+    def _output_positions(self, number: int, positions: RowPositions) -> RowPositions:
         """Places among all rows that were written."""
         source = self.sources[number]
         inside = positions[(positions >= 0) & (positions < source.rows)]
         below = np.searchsorted(source.dead, inside)
         live = np.searchsorted(source.dead, inside, side="right") == below
-        found: Positions = self._firsts[number] + (inside - below)[live]
+        found: RowPositions = self._input_starts[number] + (inside - below)[live]
         return found
 
     @cached_property
@@ -82,9 +82,9 @@ class Moves:
         return {source.path: number for number, source in enumerate(self.sources)}
 
     @cached_property
-    def _firsts(self) -> Positions:
+    def _input_starts(self) -> RowPositions:
         return np.cumsum([0, *(source.live for source in self.sources)])
 
     @cached_property
-    def _begins(self) -> Positions:
+    def _output_starts(self) -> RowPositions:
         return np.cumsum([0, *(output.rows for output in self.outputs)])

@@ -15,26 +15,26 @@ import pyarrow.parquet as pq
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from icestream.batch.decode_task import reported
+from icestream.batch.decode_task import reports_batch
 from icestream.errors import IcestreamError, StorageFailed
-from icestream.index.entries import Entries, concat, rows
+from icestream.index.entries import IndexEntries, concat_entries, row_entries
 from icestream.index.keys import key_hashes
 from icestream.index.live_rows import SEQUENCE, positions_in
-from icestream.index.rewrite_update import Shelf, stage
+from icestream.index.rewrite_update import IndexStaging, stage_runs
 from icestream.maintain.rewrite.conform import fitted
-from icestream.maintain.rewrite.row_mapping import Positions
+from icestream.maintain.rewrite.row_mapping import RowPositions
 from icestream.tables.arrow import FIELD_ID, arrow_schema
-from icestream.tables.partition_values import folder
+from icestream.tables.partition_values import partition_folder
 from icestream.tables.storage import filesystem
-from icestream.upsert.apply import packed, unpacked
-from icestream.upsert.places import kinds_of
-from icestream.write.conform import stored
+from icestream.upsert.apply import pack_positions, unpack_positions
+from icestream.upsert.places import partition_types
+from icestream.write.conform import stored_columns
 from icestream.write.discard import discard
 from icestream.write.metrics import leaves
-from icestream.write.parquet import DataFiles
-from icestream.write.partition import Partition
-from icestream.write.position_deletes import Place
-from icestream.write.sort import Order
+from icestream.write.parquet import DataFileWriter
+from icestream.write.partition import OutputPartition
+from icestream.write.position_deletes import PartitionKey
+from icestream.write.sort import SortOrder
 from icestream.write.target import StagedFile, StageTarget
 
 _MEMORY = 64 << 20  # of rows on their way into a file
@@ -43,7 +43,7 @@ _AT_ONCE = 8  # delete files
 
 
 @dataclass(frozen=True)
-class Numbered:
+class SequencedFile:
     """A file, and the sequence number that says which deletes are about it."""
 
     path: str
@@ -51,7 +51,7 @@ class Numbered:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewriteReport:
     """What a task wrote, and what it left out."""
 
     files: tuple[StagedFile, ...] = ()
@@ -64,16 +64,16 @@ class Rewritten:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> "Rewritten":
+    def from_json(text: str) -> "RewriteReport":
         """On the driver."""
         raw = json.loads(text)
         files = tuple(StagedFile(**each) for each in raw.pop("files"))
-        return Rewritten(files=files, runs=tuple(raw.pop("runs")), **raw)
+        return RewriteReport(files=files, runs=tuple(raw.pop("runs")), **raw)
 
-    def deleted(self, path: str) -> Positions:
+    def deleted_positions(self, path: str) -> RowPositions:
         """What was dead in an input when it was read."""
         if path in self.dead:
-            return unpacked(self.dead[path])
+            return unpack_positions(self.dead[path])
         return np.zeros(0, dtype=np.int64)
 
 
@@ -82,11 +82,11 @@ class RewriteTask:
     """Picklable; called once, where `task_runner.py` says, with batches that do not matter."""
 
     target: StageTarget
-    place: Place  # of the inputs, and so of the outputs
-    inputs: tuple[Numbered, ...]  # in the order in which their rows are to be
-    deletes: tuple[Numbered, ...]  # position-delete files that may be about them
+    place: PartitionKey  # of the inputs, and so of the outputs
+    inputs: tuple[SequencedFile, ...]  # in the order in which their rows are to be
+    deletes: tuple[SequencedFile, ...]  # position-delete files that may be about them
     origin: str  # names what is staged
-    shelf: Shelf | None = None  # None: no index is in use
+    shelf: IndexStaging | None = None  # None: no index is in use
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the files and say what they are, or what is wrong."""
@@ -99,23 +99,23 @@ class RewriteTask:
         except OSError as failure:
             refused = StorageFailed(f"data files cannot be rewritten: {failure}")
             told = ("", json.dumps(refused.facts()))
-        yield reported([told])
+        yield reports_batch([told])
 
-    def _rewrite(self) -> Rewritten:
-        dead = deleted(self.inputs, self.deletes)
-        schema = stored(Schema.model_validate_json(self.target.schema_json))
-        order = Order.parse(self.target.sort_order_json)
+    def _rewrite(self) -> RewriteReport:
+        dead = deleted_in(self.inputs, self.deletes)
+        schema = stored_columns(Schema.model_validate_json(self.target.schema_json))
+        order = SortOrder.parse(self.target.sort_order_json)
         plan = leaves(schema, order, self.target.properties)
-        out = DataFiles(self.target, self.origin, schema, self.place.spec_id, plan, _MEMORY)
+        out = DataFileWriter(self.target, self.origin, schema, self.place.spec_id, plan, _MEMORY)
         out.begin(self._partition(schema), 0)  # in no order: that of the inputs, end to end
         arrow = arrow_schema(schema)
-        entries: list[Entries] = []
+        entries: list[IndexEntries] = []
         counts: dict[str, int] = {}
         try:
             for each in self.inputs:
                 counts[each.path] = 0
                 gone = dead.get(each.path)
-                for batch, count in _live(each.path, gone):
+                for batch, count in _live_batches(each.path, gone):
                     counts[each.path] += count
                     if batch.num_rows:
                         fit = fitted(batch, arrow)
@@ -129,41 +129,45 @@ class RewriteTask:
             raise
         runs = self._staged(entries, out.staged)
         kept = {path: there[there < counts[path]] for path, there in dead.items()}
-        return Rewritten(
+        return RewriteReport(
             files=tuple(out.staged),
             rows=counts,
-            dead={path: packed(there) for path, there in kept.items() if len(there)},
+            dead={path: pack_positions(there) for path, there in kept.items() if len(there)},
             runs=tuple(runs),
         )
 
-    def _partition(self, schema: Schema) -> Partition:
+    def _partition(self, schema: Schema) -> OutputPartition:
         """Where the files go: the folder of the same partition."""
         spec = PartitionSpec.model_validate_json(self.target.spec_json)
         values = list(self.place.partition)
-        told = zip(spec.fields, kinds_of(spec, schema), values, strict=True)
-        names = (folder(each.name, each.transform, kind, value) for each, kind, value in told)
-        return Partition(values, "/".join(names))
+        told = zip(spec.fields, partition_types(spec, schema), values, strict=True)
+        names = (
+            partition_folder(each.name, each.transform, kind, value) for each, kind, value in told
+        )
+        return OutputPartition(values, "/".join(names))
 
-    def _staged(self, entries: list[Entries], files: Sequence[StagedFile]) -> list[str]:
+    def _staged(self, entries: list[IndexEntries], files: Sequence[StagedFile]) -> list[str]:
         """Entries in the order of rows; where these are is known when the files are."""
         if self.shelf is None or not entries:
             return []
-        every = concat(entries)
+        every = concat_entries(entries)
         entries.clear()  # they are large
         counts = [file.records for file in files]
         numbers = np.repeat(np.arange(len(files), dtype=np.uint32), counts)
         firsts = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
         places = (np.arange(len(every)) - firsts).astype(np.uint32)
         told = replace(every, file=numbers, position=places)
-        return stage(self.shelf, self.origin, told, [file.path for file in files])
+        return stage_runs(self.shelf, self.origin, told, [file.path for file in files])
 
 
-def deleted(inputs: Sequence[Numbered], deletes: Sequence[Numbered]) -> dict[str, Positions]:
+def deleted_in(
+    inputs: Sequence[SequencedFile], deletes: Sequence[SequencedFile]
+) -> dict[str, RowPositions]:
     """Positions that are deleted in these data files, sorted."""
     since = {each.path: each.sequence for each in inputs}
-    found: dict[str, list[Positions]] = {}
+    found: dict[str, list[RowPositions]] = {}
 
-    def read(file: Numbered) -> list[tuple[str, Positions]]:
+    def read(file: SequencedFile) -> list[tuple[str, RowPositions]]:
         # A delete is about files that were there before it, or came with it.
         return [
             (path, positions)
@@ -178,14 +182,14 @@ def deleted(inputs: Sequence[Numbered], deletes: Sequence[Numbered]) -> dict[str
     return {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
 
 
-def read_positions(path: str) -> Iterator[tuple[str, Positions]]:
+def read_positions(path: str) -> Iterator[tuple[str, RowPositions]]:
     """Give what a position-delete file deletes, data file by data file."""
     system, name = filesystem(path)
     with system.open_input_file(name) as stream:
         yield from positions_in(stream)
 
 
-def _live(path: str, gone: Positions | None) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _live_batches(path: str, gone: RowPositions | None) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Give the live rows of a data file, batch by batch, and how many there were with the dead."""
     system, name = filesystem(path)
     with system.open_input_file(name) as stream:
@@ -206,7 +210,7 @@ def _live(path: str, gone: Positions | None) -> Iterator[tuple[pa.RecordBatch, i
             yield batch, count
 
 
-def _entries(batch: pa.RecordBatch, shelf: Shelf) -> Entries:
+def _entries(batch: pa.RecordBatch, shelf: IndexStaging) -> IndexEntries:
     """What the index knows about these rows, but for where they are."""
     by_id = {}
     for number, each in enumerate(batch.schema):
@@ -214,4 +218,4 @@ def _entries(batch: pa.RecordBatch, shelf: Shelf) -> Entries:
             by_id[int(each.metadata[FIELD_ID])] = number
     keys = [batch.column(by_id[key]) for key in shelf.keys]
     sequence = batch.column(SEQUENCE) if SEQUENCE in batch.schema.names else None
-    return rows(key_hashes(keys), 0, np.zeros(batch.num_rows, dtype=np.int64), sequence)
+    return row_entries(key_hashes(keys), 0, np.zeros(batch.num_rows, dtype=np.int64), sequence)

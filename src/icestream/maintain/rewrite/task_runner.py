@@ -34,14 +34,14 @@ class Cancelled(Exception):
     """Somebody asked for a stop."""
 
 
-class Job(Protocol):
+class TaskRunner(Protocol):
     """Runs tasks, one at a time."""
 
     def run(self, task: Any, what: str, stopped: Stopped) -> str:
         """Call the task; → its report. Raises Cancelled, or what the task says."""
         ...
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """There is nothing to do for a while."""
         ...
 
@@ -50,13 +50,13 @@ class Job(Protocol):
         ...
 
 
-def job_for(spark: Any) -> Job:
+def task_runner_for(spark: Any) -> TaskRunner:
     """The way to run a task where this session runs its own."""
     local = str(spark.sparkContext.master).startswith("local")
-    return ProcessJob() if local else SparkJob(spark)
+    return ProcessTaskRunner() if local else SparkTaskRunner(spark)
 
 
-class ProcessJob:
+class ProcessTaskRunner:
     """Tasks in a Python process beside this one, with less right to the processor."""
 
     def __init__(self) -> None:
@@ -82,9 +82,9 @@ class ProcessJob:
         except (EOFError, OSError):
             code = self._end(kill=True)
             raise GaveUp(f"{what}: its process ended with code {code}") from None
-        return _report(kind, text)
+        return _report_or_raise(kind, text)
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """End the process: it is started in a second, and holds memory."""
         self._end()
 
@@ -105,7 +105,7 @@ class ProcessJob:
         return worker.wait()
 
 
-class SparkJob:
+class SparkTaskRunner:
     """Tasks in a slot of Spark's; in a thread of its own, as each has a connection to Java."""
 
     def __init__(self, spark: Any) -> None:
@@ -121,13 +121,13 @@ class SparkJob:
         while True:
             try:
                 ((kind, text),) = told.result(_LOOK_EVERY)
-                return _report(kind, text)
+                return _report_or_raise(kind, text)
             except NotYet:
                 if stopped():
-                    self._call_off(name, told)
+                    self._cancel(name, told)
                     raise Cancelled from None
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """Spark goes on anyway."""
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class SparkJob:
         frame = self._spark.range(0, 1, 1, 1)
         return [tuple(row) for row in frame.mapInArrow(task, report_type()).collect()]
 
-    def _call_off(self, name: str, told: "Future[list[Any]]") -> None:
+    def _cancel(self, name: str, told: "Future[list[Any]]") -> None:
         self._spark.sparkContext.cancelJobGroup(name)
         deadline = time.monotonic() + _PATIENCE
         while not told.done() and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
     return found
 
 
-def _report(kind: str, text: str) -> str:
+def _report_or_raise(kind: str, text: str) -> str:
     if not kind:
         raise IcestreamError.from_facts(json.loads(text))
     return text

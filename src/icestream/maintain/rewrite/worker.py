@@ -1,4 +1,4 @@
-"""The process of a `ProcessJob`: takes tasks from its input, and ends when that is closed."""
+"""The process of a `ProcessTaskRunner`: takes tasks from its input, ends when that is closed."""
 
 import json
 import os

@@ -46,7 +46,7 @@ _HINTS = {
 }
 
 
-class Causes:
+class ClientErrors:
     """What librdkafka has said since the last answer."""
 
     def __init__(self, settings: Mapping[str, str], secrets: Iterable[str]) -> None:
@@ -61,7 +61,7 @@ class Causes:
         self._fresh = False
         self._down = False
 
-    def begin(self) -> None:
+    def start_request(self) -> None:
         """A request begins: only what is said from now on is about it."""
         self._fresh = False
 
@@ -85,7 +85,7 @@ class Causes:
             return True
         return seconds > PATIENCE_SECONDS and (definite or self._down)
 
-    def unreachable(self, seconds: float) -> Unreachable:
+    def as_unreachable(self, seconds: float) -> Unreachable:
         """The last cause in one line."""
         text = self._error.str() if self._error is not None else self._logged
         where = self._settings["bootstrap.servers"]
@@ -97,14 +97,14 @@ class Causes:
             )
         found = _BROKER.match(text)
         broker, text = (found["broker"], found["text"]) if found else (where, text)
-        cause = self.discreet(self._plain(broker, text))
+        cause = self.redact(self._plain(broker, text))
         hint = next((hint for part, hint in _HINTS.items() if part in cause), None)
         return Unreachable(f"Kafka broker {broker}: {cause}", where=where, hint=hint)
 
-    def refused(self, error: KafkaError, about: str, seconds: float) -> Unreachable:
+    def as_refused(self, error: KafkaError, about: str, seconds: float) -> Unreachable:
         """What a request was answered with; one without an answer has its cause here."""
         if error.code() in _SILENT:
-            return self.unreachable(seconds)
+            return self.as_unreachable(seconds)
         where = self._settings["bootstrap.servers"]
         if "AUTHORIZATION_FAILED" in error.name():
             hint = "the user needs the rights Describe and Read on it"
@@ -112,9 +112,9 @@ class Causes:
         if error.code() == KafkaError._NOENT:
             return Unreachable(f"{about}: does not exist, or has no leader", where=where)
         text = error.str().removeprefix("Broker: ").removeprefix("Local: ")
-        return Unreachable(f"{about}: {self.discreet(text[:1].lower() + text[1:])}", where=where)
+        return Unreachable(f"{about}: {self.redact(text[:1].lower() + text[1:])}", where=where)
 
-    def discreet(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """The text without secrets."""
         for secret in self._secrets:
             text = text.replace(secret, "…")

@@ -20,9 +20,9 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from icestream.errors import ConfigError
-from icestream.sources.kafka.causes import Causes
+from icestream.sources.kafka.causes import ClientErrors
 from icestream.sources.kafka.properties import SECRETS, check_files, librdkafka
-from icestream.sources.kafka.sample import Sample
+from icestream.sources.kafka.sample import SampleConsumer
 from icestream.tables.marker import Positions
 
 REQUEST_SECONDS = 10.0
@@ -51,7 +51,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Topic:
+class KafkaTopic:
     """A topic; its id tells it from one of the same name that was created later."""
 
     name: str
@@ -59,14 +59,14 @@ class Topic:
     partitions: tuple[int, ...]
 
 
-class Cluster:
+class KafkaAdmin:
     """One connection for all questions; any thread may ask. Raises Unreachable with the cause."""
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str]) -> None:
         check_files(options)
         self._options = options
         self._settings = {**librdkafka(bootstrap_servers, options), **_OURS}
-        self._causes = Causes(self._settings, SECRETS)
+        self._causes = ClientErrors(self._settings, SECRETS)
         self._stack = ExitStack()
         callbacks: dict[str, Any] = {"error_cb": self._causes.error, "logger": self._causes}
         try:
@@ -84,10 +84,10 @@ class Cluster:
         try:
             found = self._admin.list_topics(timeout=REQUEST_SECONDS).topics
         except KafkaException as error:
-            raise self._causes.refused(error.args[0], "the cluster", REQUEST_SECONDS) from None
+            raise self._causes.as_refused(error.args[0], "the cluster", REQUEST_SECONDS) from None
         return sorted(name for name in found if not name.startswith("__"))
 
-    def describe(self, names: Collection[str]) -> dict[str, Topic]:
+    def describe(self, names: Collection[str]) -> dict[str, KafkaTopic]:
         """These topics; those that do not exist are left out."""
         if not names:
             return {}
@@ -96,7 +96,7 @@ class Cluster:
             "topic", lambda: self._admin.describe_topics(wanted, **_timeout()), but=_MISSING
         )
         return {
-            name: Topic(name, _id(topic), tuple(sorted(p.id for p in topic.partitions)))
+            name: KafkaTopic(name, _id(topic), tuple(sorted(p.id for p in topic.partitions)))
             for name, topic in found.items()
         }
 
@@ -132,7 +132,7 @@ class Cluster:
             self._options.get("groupIdPrefix", "icestream") + "-sample"
         )
         try:
-            sample = Sample({**self._settings, "group.id": group}, begin, ends)
+            sample = SampleConsumer({**self._settings, "group.id": group}, begin, ends)
         except KafkaException as error:
             raise self._not_usable(error.args[0]) from None
         with sample:
@@ -165,7 +165,7 @@ class Cluster:
     ) -> dict[K, Any]:
         """The answers to one request, without those that failed by `but`; elections are sat out."""
         begin = time.monotonic()
-        self._causes.begin()
+        self._causes.start_request()
         while True:
             futures = request()
             self._wait(next(iter(futures.values())), begin)
@@ -182,9 +182,9 @@ class Cluster:
             key, error = failed
             passed = time.monotonic() - begin
             if passed > _patience(error):
-                raise self._causes.refused(error, _subject(about, key), passed)
+                raise self._causes.as_refused(error, _subject(about, key), passed)
             if self._causes.is_hopeless(passed):
-                raise self._causes.unreachable(passed)
+                raise self._causes.as_unreachable(passed)
             time.sleep(_SLICE_SECONDS)
 
     def _wait(self, future: "Future[Any]", begin: float) -> None:
@@ -197,10 +197,10 @@ class Cluster:
                 return
             passed = time.monotonic() - begin
             if self._causes.is_hopeless(passed):
-                raise self._causes.unreachable(passed)
+                raise self._causes.as_unreachable(passed)
 
     def _not_usable(self, error: KafkaError) -> ConfigError:
-        text = self._causes.discreet(" ".join(error.str().split()))
+        text = self._causes.redact(" ".join(error.str().split()))
         return ConfigError(
             f"the Kafka client does not accept its settings: {text}",
             where="source.options",

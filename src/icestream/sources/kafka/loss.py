@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from icestream.sources import Losses
+from icestream.sources import LossReport
 from icestream.tables.marker import Loss, Positions
 
 
 @dataclass(frozen=True)
-class Log:
+class LogBounds:
     """What the cluster holds now."""
 
     ids: Mapping[str, str] = field(default_factory=dict)  # of topics that exist; "": has none
@@ -16,7 +16,7 @@ class Log:
     latest: Positions = field(default_factory=dict)
 
 
-def losses(reached: Positions, known_ids: Mapping[str, str], log: Log) -> Losses:
+def losses(reached: Positions, known_ids: Mapping[str, str], log: LogBounds) -> LossReport:
     """Compare where a table stands with what the log still has; none is the usual answer."""
     found: list[Loss] = []
     resume: dict[str, Mapping[int, int]] = {}
@@ -28,11 +28,11 @@ def losses(reached: Positions, known_ids: Mapping[str, str], log: Log) -> Losses
         if stream in log.ids:
             resume[stream] = _resume(lost, partitions, log.earliest[stream], log.latest[stream])
     ids = {stream: log.ids[stream] for stream in resume if log.ids[stream]}
-    return Losses(tuple(found), resume, ids)
+    return LossReport(tuple(found), resume, ids)
 
 
 def _of_stream(
-    stream: str, partitions: Mapping[int, int], known_id: str | None, log: Log
+    stream: str, partitions: Mapping[int, int], known_id: str | None, log: LogBounds
 ) -> Iterator[Loss]:
     now = log.ids.get(stream)
     if now is None or _is_another(now, known_id, partitions, log.latest[stream]):

@@ -8,7 +8,7 @@ import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
 from icestream.records import RECORDS
-from icestream.sources.kafka.causes import Causes
+from icestream.sources.kafka.causes import ClientErrors
 from icestream.sources.kafka.properties import SECRETS
 from icestream.tables.marker import Positions
 
@@ -22,18 +22,18 @@ _OURS = {
     "auto.offset.reset": "earliest",  # retention may be quicker than we are
 }
 
-Partition = tuple[str, int]
+SourcePartition = tuple[str, int]
 
 
-class Sample:
+class SampleConsumer:
     """Reads from `begin` to `ends` at most."""
 
     def __init__(self, settings: Mapping[str, str], begin: Positions, ends: Positions) -> None:
-        self._causes = Causes(settings, SECRETS)
+        self._causes = ClientErrors(settings, SECRETS)
         callbacks = {"error_cb": self._causes.error, "logger": self._causes}
         self._consumer = Consumer({**settings, **_OURS, **callbacks})
         self._ends = ends
-        self._next: dict[Partition, int] = {
+        self._next: dict[SourcePartition, int] = {
             (topic, number): at
             for topic, partitions in begin.items()
             for number, at in partitions.items()
@@ -43,7 +43,7 @@ class Sample:
         self._paused: list[TopicPartition] = []
         self._consumer.assign([TopicPartition(*each, at) for each, at in self._next.items()])
 
-    def __enter__(self) -> "Sample":
+    def __enter__(self) -> "SampleConsumer":
         return self
 
     def __exit__(
@@ -69,29 +69,29 @@ class Sample:
         self._paused = []
         left = dict.fromkeys(list(self._next)[:most], share)
         for partition in list(self._next)[most:]:
-            self._wait_for_others(partition, left)
+            self._pause_partition(partition, left)
         kept, self._kept = self._kept, []
-        read = [each for message in kept for each in self._take(message, left)]
+        read = [each for message in kept for each in self._accept(message, left)]
         heard = time.monotonic()
         while left:
             before = (len(read), len(left))
             for message in self._consumer.consume(min(share, _MOST), timeout=_SLICE_SECONDS):
-                read += self._take(message, left)
+                read += self._accept(message, left)
             if before != (len(read), len(left)):
                 heard = time.monotonic()
                 continue
             quiet = time.monotonic() - heard
             if quiet > QUIET_SECONDS or self._causes.is_hopeless(quiet):
-                raise self._causes.unreachable(quiet)
+                raise self._causes.as_unreachable(quiet)
         return read
 
-    def _take(self, message: Message, left: dict[Partition, int]) -> list[Message]:
+    def _accept(self, message: Message, left: dict[SourcePartition, int]) -> list[Message]:
         """The message, if it counts; `left` loses its partition when that is through."""
         partition = (str(message.topic()), int(message.partition() or 0))
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             if error.code() in _REFUSALS:
-                raise self._causes.refused(error, f"topic `{partition[0]}`", 0)
+                raise self._causes.as_refused(error, f"topic `{partition[0]}`", 0)
             return []  # whatever else it is passes, or we time out
         if partition not in left:
             if partition in self._next:
@@ -100,24 +100,28 @@ class Sample:
         stop = self._ends[partition[0]][partition[1]]
         at = int(message.offset() or 0)
         if error is not None or at >= stop:
-            self._end(partition, left)
+            self._finish_partition(partition, left)
             return []
         self._next[partition] = at + 1
         left[partition] -= 1
         if at + 1 >= stop:
-            self._end(partition, left)
+            self._finish_partition(partition, left)
         elif not left[partition]:
             del left[partition]
-            self._wait_for_others(partition, left)
+            self._pause_partition(partition, left)
         return [message]
 
-    def _wait_for_others(self, partition: Partition, left: dict[Partition, int]) -> None:
+    def _pause_partition(
+        self, partition: SourcePartition, left: dict[SourcePartition, int]
+    ) -> None:
         """Let a quick partition not fill memory while a slow one has its share."""
         if left:
             self._paused.append(TopicPartition(*partition))
             self._consumer.pause(self._paused[-1:])
 
-    def _end(self, partition: Partition, left: dict[Partition, int]) -> None:
+    def _finish_partition(
+        self, partition: SourcePartition, left: dict[SourcePartition, int]
+    ) -> None:
         left.pop(partition, None)
         self._next.pop(partition, None)
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.protocol import Range
+from icestream.commit.protocol import PositionRange
 from icestream.config.kafka import added, jvm_flags
 from icestream.errors import TopicMissing, Unreachable
-from icestream.sources import Located, Losses, RecordFloors, SparkStream, Start
-from icestream.sources.kafka.client import Cluster
-from icestream.sources.kafka.loss import Log, losses
-from icestream.sources.kafka.watch import Ends
+from icestream.sources import LocatedMarker, LossReport, RecordFloors, SparkStream, StartPositions
+from icestream.sources.kafka.client import KafkaAdmin
+from icestream.sources.kafka.loss import LogBounds, losses
+from icestream.sources.kafka.watch import EndOffsetWatcher
 from icestream.tables.marker import Positions
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ class KafkaSource:
         self._max_records: int = options.max_records_per_commit
         # Debezium's headers tell the key that a row had before.
         self._headers = "headers" in options.include or options.format.type == "debezium"
-        self._ends: Ends | None = None
-        self.reader = AsDelivered()
+        self._ends: EndOffsetWatcher | None = None
+        self.reader = KafkaRecordReader()
         self.java_options: Sequence[str] = jvm_flags(self._options)
 
     @cached_property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> KafkaAdmin:
         """Made when first asked: a source is also made to be asked what it needs."""
-        return Cluster(self._bootstrap, self._options)
+        return KafkaAdmin(self._bootstrap, self._options)
 
     def check(self) -> None:
         """The brokers answer, let us in, and have the topics."""
@@ -80,10 +80,10 @@ class KafkaSource:
         """The first records of each topic."""
         return self._cluster.sample(self._cluster.earliest(self._partitions()), count)
 
-    def recall(self, markers: Sequence[Located]) -> None:
+    def load_details(self, markers: Sequence[LocatedMarker]) -> None:
         """The positions say it all."""
 
-    def resolve(self, start: str | datetime) -> Start:
+    def resolve_start(self, start: str | datetime) -> StartPositions:
         """The offsets that `start` means now."""
         partitions = self._partitions()
         if start == "earliest":
@@ -93,14 +93,14 @@ class KafkaSource:
         else:
             assert isinstance(start, datetime)
             positions = self._cluster.at_time(partitions, start)
-        return Start(positions, self.stream_ids(partitions))
+        return StartPositions(positions, self.stream_ids(partitions))
 
-    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> Losses:
+    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> LossReport:
         """What the log no longer has; it ends at its last record, also of an open transaction."""
         ours = {topic: at for topic, at in reached.items() if self._reads(topic)}
         topics = self._cluster.describe(list(ours))
         partitions = {name: topic.partitions for name, topic in topics.items()}
-        log = Log(
+        log = LogBounds(
             {name: topic.id for name, topic in topics.items()},
             self._cluster.earliest(partitions),
             self._cluster.high_watermark(partitions),
@@ -116,7 +116,7 @@ class KafkaSource:
             topic: {str(n): begin.get(topic, {}).get(n, _EARLIEST) for n in numbers}
             for topic, numbers in partitions.items()
         }
-        self._ends = Ends(self._cluster, partitions)
+        self._ends = EndOffsetWatcher(self._cluster, partitions)
         reader = (
             spark.readStream.format("kafka")
             .options(**_tuning(sum(len(numbers) for numbers in partitions.values())))
@@ -136,7 +136,7 @@ class KafkaSource:
         # No selection here: it would copy every row once more on its way to the task.
         return SparkStream(reader.load(), ends=once)
 
-    def tasks(self, batch: Range, cores: int) -> int:
+    def max_tasks(self, batch: PositionRange, cores: int) -> int:
         """As many as the records are worth: a task and its files cost more than some thousand."""
         records = sum(
             at - batch.start.get(topic, {}).get(number, 0)
@@ -162,15 +162,15 @@ class KafkaSource:
         """A topic is a stream."""
         return topic
 
-    def topics(self, batch: Range) -> Sequence[str]:
+    def topics(self, batch: PositionRange) -> Sequence[str]:
         """The topics that moved."""
         return [topic for topic, at in batch.stop.items() if batch.start.get(topic, {}) != at]
 
-    def record_floors(self, batch: Range, floors: Positions) -> RecordFloors:
+    def record_floors(self, batch: PositionRange, floors: Positions) -> RecordFloors:
         """Positions are offsets."""
         return floors
 
-    def keep(
+    def store_details(
         self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
     ) -> dict[str, str]:
         """The marker says it all."""
@@ -180,7 +180,7 @@ class KafkaSource:
         """Records between here and the end of each partition, as of a moment ago."""
         if self._ends is None:
             return {}
-        return self._ends.behind(reached)
+        return self._ends.records_behind(reached)
 
     def close(self) -> None:
         """Stop asking."""
@@ -199,7 +199,7 @@ class KafkaSource:
         return {name: topic.partitions for name, topic in found.items()}
 
 
-class AsDelivered:
+class KafkaRecordReader:
     """Spark's Kafka rows are records already, but for a column that nobody needs."""
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

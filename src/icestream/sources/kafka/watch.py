@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from icestream.errors import Unreachable
-from icestream.sources.kafka.client import Cluster
+from icestream.sources.kafka.client import KafkaAdmin
 from icestream.tables.marker import Positions
 
 _SECONDS = 2.0
 
 
-class Ends:
+class EndOffsetWatcher:
     """Looks every two seconds; a broker that does not answer leaves the last answer standing."""
 
-    def __init__(self, cluster: Cluster, partitions: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, cluster: KafkaAdmin, partitions: Mapping[str, Sequence[int]]) -> None:
         self._cluster = cluster
         self._partitions: dict[str, set[int]] = {t: set(ns) for t, ns in partitions.items()}
         self._ends: Positions = {}
@@ -22,7 +22,7 @@ class Ends:
         self._thread = threading.Thread(target=self._watch, name="kafka ends", daemon=True)
         self._thread.start()
 
-    def behind(self, reached: Positions) -> Positions:
+    def records_behind(self, reached: Positions) -> Positions:
         """Records per partition that `reached` has not come to."""
         for topic, at in reached.items():  # topics and partitions that came up since
             self._partitions[topic] = self._partitions.get(topic, set()) | set(at)
