@@ -18,48 +18,46 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icestream import events
+from icestream import events, positions
 from icestream.batch import arrow_batches
 from icestream.batch.arrow_batches import BatchSizes
-from icestream.batch.decode_task import StageTask, TableTaskInput, TaskReport, report_type
+from icestream.batch.decode_task import StageTask
 from icestream.batch.mirrors import Mirrors
-from icestream.commit import protocol
+from icestream.batch.report import TaskReport
+from icestream.batch.run_tables import RunTable
+from icestream.batch.table_batch import TableBatch
+from icestream.batch.table_task import TableTaskInput
+from icestream.commit import port, protocol
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.protocol import BatchVerdict, Claim, PositionRange, TableState
+from icestream.commit.protocol import BatchVerdict, Claim
 from icestream.commit.refusals import loss_refusal, refusal
-from icestream.commit.table_builder import (
-    TableBuilder,
-    awaits_layout,
-    current_fields,
-    missing_included,
-    stage_target,
-)
-from icestream.commit.table_commits import (
-    RunTable,
-    TableBatch,
-    TableCommitter,
-    describe_range,
-    located_marker,
-)
+from icestream.commit.table_builder import TableBuilder
+from icestream.commit.table_commits import TableCommitter
+from icestream.commit.table_state import TableState, located_marker
 from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
-from icestream.config.route import Route
-from icestream.config.router import Router
+from icestream.config.route import Route, Router
 from icestream.errors import BadRecord, GaveUp, IcestreamError, SchemaRefused
 from icestream.events import EventBus
 from icestream.failpoints import failpoint
 from icestream.formats import Format
+from icestream.positions import PositionRange, Positions, describe_range
 from icestream.run.scratch import make_scratch
 from icestream.schema import merge_new_fields
-from icestream.sources import LossReport, Source, StartPositions, Stream, translate_missing_log
+from icestream.sources import LossReport, Source, StartPositions, Stream
+from icestream.spark.offset_log import read_offset_log
+from icestream.spark.types import report_type
 from icestream.tables.design import (
     TableDesign,
+    awaits_layout,
     laid_out_columns,
+    missing_included,
     quarantine_design,
     quarantine_name,
 )
-from icestream.tables.marker import Positions
-from icestream.write.discard import discard
+from icestream.tables.metadata import current_fields
+from icestream.write.staged import discard
+from icestream.write.target import stage_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,7 +134,7 @@ class Pipeline:
         # Again: the run before us may have committed until the moment of our claim.
         self._source.load_details([located_marker(view) for view in views.values()])
         views = self._handle_losses(views, accept_loss)
-        self._begin = protocol.min_positions(
+        self._begin = positions.min_positions(
             *(located_marker(views[name]).marker.positions for name in self._run_tables)
         )
         stream = self._source.open(spark, self._begin, self.scratch, once)
@@ -253,8 +251,8 @@ class Pipeline:
     def _batch_range(self, batch_id: int) -> PositionRange:
         """What was logged for this batch, never what was seen of it."""
         assert self.scratch is not None, "a batch comes after `open`"
-        stop = _read_offset_log(self.scratch, batch_id)
-        start = _read_offset_log(self.scratch, batch_id - 1) if batch_id else self._begin
+        stop = read_offset_log(self.scratch, batch_id)
+        start = read_offset_log(self.scratch, batch_id - 1) if batch_id else self._begin
         return PositionRange(start, stop)
 
     def _routes(self, batch: PositionRange) -> dict[str, str]:
@@ -446,7 +444,7 @@ class Pipeline:
                 asked = True
                 try:
                     self._builder.evolve(table.design, work.state.base, new, wider)
-                except protocol.CommitFailed:
+                except port.CommitFailed:
                     continue  # somebody was faster: planning again sees what is there now
                 failpoint("schema-evolved")
                 names = tuple(".".join((*each.parent, each.name)) for each in [*new, *wider])
@@ -469,7 +467,7 @@ class Pipeline:
     ) -> None:
         topics = [topic for topic, name in routes.items() if name == table.name]
         own = self._range_of_table(table.name, batch, topics)
-        table.consumed = protocol.max_positions(table.consumed, own.stop)
+        table.consumed = positions.max_positions(table.consumed, own.stop)
         if time.monotonic() - table.marker_written_at > _ADVANCE_SECONDS:
             self._landing.commit_consumed(table)
 
@@ -507,12 +505,3 @@ class Pipeline:
 
     def _emit(self, kind: type[events.Event], **facts: Any) -> None:
         self._bus.emit(kind(pipeline=self.name, **facts))
-
-
-def _read_offset_log(scratch: Path, batch_id: int) -> Positions:
-    """The positions in the stream's log of planned offsets."""
-    file = scratch / "checkpoint" / "offsets" / str(batch_id)
-    with translate_missing_log(file):
-        text = file.read_text()
-    raw = json.loads(text.splitlines()[2])
-    return {s: {int(n): at for n, at in partitions.items()} for s, partitions in raw.items()}

@@ -17,7 +17,7 @@ from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.model import PipelineConfig
 from icestream.events import Event, EventBus
 from icestream.pipeline import Pipeline
-from icestream.run.pipeline_run import build_pipeline
+from icestream.run.assemble import build_pipeline
 from icestream.sources import LossReport, StartPositions
 
 TASKS = 3

@@ -15,7 +15,7 @@ import pytest
 from conformance.stand import Stand
 from icestream.catalogs import catalog_for
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.protocol import CommitFailed
+from icestream.commit.port import CommitFailed
 from icestream.errors import BadRecord, GaveUp, IcestreamError, StorageFailed
 from icestream.events import TableCommitted
 from icestream.records import RECORDS
@@ -127,7 +127,7 @@ def no_commits(pair: Pair, patch: pytest.MonkeyPatch) -> Callable[[], None]:
         commit(self, name, *rest)
 
     patch.setattr(IcebergTables, "commit", refuse)
-    patch.setattr("icestream.commit.table_commits._backoff", lambda attempt: attempt < 3)
+    patch.setattr("icestream.commit.retry.backoff", lambda attempt: attempt < 3)
     return patch.undo
 
 

@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from icestream.catalogs import catalog_for
-from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.protocol import CommitFailed
+from icestream.commit.java_catalog import IcebergTables, java_tables
+from icestream.commit.port import CommitFailed
 from icestream.config.load import load
 from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.maintain.action import Action, ActionKind, Ending, FileGroup
 from icestream.maintain.actions import ActionRunner
 from icestream.maintain.gate import MaintenanceGate
 from icestream.maintain.health import HealthReader
-from icestream.maintain.thread import java_tables
 from icestream.verify import verify
 from servers import soon
 

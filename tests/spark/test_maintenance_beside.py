@@ -15,6 +15,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from commands import COMMAND
 from icestream.catalogs import catalog_for
+from icestream.commit.java_catalog import java_tables
 from icestream.config.load import load
 from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.events import (
@@ -29,7 +30,6 @@ from icestream.maintain.action import Action, ActionKind, Ending
 from icestream.maintain.actions import ActionRunner
 from icestream.maintain.gate import MaintenanceGate
 from icestream.maintain.policy import Budget
-from icestream.maintain.thread import java_tables
 from icestream.sources.shop import make
 from icestream.verify import verify
 from servers import soon

@@ -9,12 +9,12 @@ import pytest
 from badproxy import BadProxy, Rule
 from conftest import Lake
 from icestream.catalogs import catalog_for
+from icestream.commit.java_catalog import java_tables
 from icestream.config.load import load
 from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup
 from icestream.maintain.actions import ActionRunner
 from icestream.maintain.gate import MaintenanceGate
-from icestream.maintain.thread import java_tables
 from icestream.verify import verify
 from rest_server import RestServer
 

@@ -8,7 +8,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from icestream import errors
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.protocol import CommitFailed
+from icestream.commit.port import CommitFailed
 from icestream.commit.table_builder import TableBuilder
 from icestream.events import BatchPlanned, CommitRetried, TableCommitted
 from icestream.run import restart_policy
@@ -252,7 +252,7 @@ def test_iceberg_never_retries_or_cleans_up_for_us(filled):
     filled.run()
     marker = tables.load("shop.events").marker
     snapshots = len(filled.table("shop.events").snapshots())
-    from icestream.commit.java_catalog import AddedFiles
+    from icestream.commit.port import AddedFiles
 
     with pytest.raises(CommitFailed, match="stale"):
         tables.commit("shop.events", stale.base, marker, {}, AddedFiles())
@@ -291,8 +291,8 @@ def test_two_that_make_a_table_at_once_both_go_on(lake):
 
 def test_a_view_that_was_followed_is_the_one_that_is_read_anew(filled):
     from icestream.catalogs import catalog_for
-    from icestream.commit.table_builder import stage_target
     from icestream.config.load import load
+    from icestream.write.target import stage_target
 
     settings = catalog_for(load(filled.file).pipeline.catalog)
     jvm = filled.spark.sparkContext._jvm

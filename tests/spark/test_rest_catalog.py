@@ -14,7 +14,7 @@ from badproxy import BadProxy, Rule
 from conftest import Lake
 from icestream import errors
 from icestream.cli.main import main
-from icestream.commit import table_commits
+from icestream.commit import retry
 from icestream.events import CommitRetried, Event, TableCommitted
 from icestream.run import restart_policy
 from rest_server import RestServer
@@ -259,7 +259,7 @@ def test_a_replay_is_refused_by_the_catalog_itself(shop: Shop) -> None:
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three commits, and no second start."""
-    monkeypatch.setattr(table_commits, "_ATTEMPTS", 3)
+    monkeypatch.setattr(retry, "_ATTEMPTS", 3)
     monkeypatch.setattr(restart_policy, "RESTARTS", 0)
 
 

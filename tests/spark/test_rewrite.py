@@ -18,8 +18,8 @@ import pytest
 
 from conformance.stand import Frame, Stand
 from icestream.catalogs import catalog_for
-from icestream.commit.java_catalog import REWRITE_ID, IcebergTables
-from icestream.commit.protocol import CommitFailed
+from icestream.commit.java_catalog import IcebergTables
+from icestream.commit.port import CommitFailed
 from icestream.events import IndexFollowed
 from icestream.failpoints import Failpoint
 from icestream.index.build import build
@@ -28,6 +28,7 @@ from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, 
 from icestream.maintain.rewrite import Rewriter, commit
 from icestream.maintain.rewrite.task_runner import ProcessTaskRunner, SparkTaskRunner
 from icestream.records import RECORDS
+from icestream.tables.commits import REWRITE_ID
 from icestream.verify import verify
 from icestream.write import position_deletes
 

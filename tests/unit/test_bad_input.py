@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, TimestamptzType
 
-from icestream.batch.decode_task import StageTask, TableTaskInput, TaskReport
+from icestream.batch.decode_task import StageTask
+from icestream.batch.report import TaskReport
+from icestream.batch.table_task import TableTaskInput
 from icestream.formats import Format
 from icestream.formats.json import JsonFormat
 from icestream.formats.raw import RawFormat

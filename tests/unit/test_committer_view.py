@@ -2,8 +2,8 @@
 
 import pytest
 
-from icestream.commit.java_catalog import table_state
-from icestream.commit.protocol import AncestorSnapshot, MarkerStatus, marker_status
+from icestream.commit.protocol import MarkerStatus, marker_status
+from icestream.commit.table_state import AncestorSnapshot, table_state
 from icestream.errors import Replaced
 from icestream.tables.marker import Marker
 

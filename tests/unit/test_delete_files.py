@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from icestream.write.position_deletes import PartitionKey, write_deletes
+from icestream.tables.partition_values import PartitionKey
+from icestream.write.position_deletes import write_deletes
 from icestream.write.target import StageTarget
 
 HERE, THERE = PartitionKey(0, ("a",)), PartitionKey(0, ("b",))

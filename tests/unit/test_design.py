@@ -4,7 +4,6 @@ import pytest
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField
 
-from icestream.commit.table_builder import missing_included
 from icestream.config.model import PipelineConfig
 from icestream.formats.json import JsonFormat
 from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, METADATA_NAMES, NewField
@@ -12,6 +11,7 @@ from icestream.tables.design import (
     TableDesign,
     declared_design,
     metadata_columns,
+    missing_included,
     quarantine_design,
 )
 

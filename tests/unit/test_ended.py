@@ -10,7 +10,7 @@ from pyspark import SparkContext
 
 from icestream.config.model import PipelineConfig
 from icestream.errors import GaveUp, SparkEnded
-from icestream.run import pipeline_run
+from icestream.run import failures, pipeline_run
 from icestream.run.restart_policy import RestartPolicy
 from icestream.spark.ended import FLAG, exit_code, spark_ended
 from icestream.spark.session import _settings
@@ -84,7 +84,7 @@ def test_the_exit_code_is_waited_for_a_moment(ends):
 @pytest.mark.parametrize("sign", [ConnectionRefusedError(111, "refused"), Py4JError("broken")])
 def test_no_second_try_without_a_jvm(ends, tmp_path, sign):
     ends("import sys; sys.exit(3)")
-    told = pipeline_run.unknown_failure(config(state_location=str(tmp_path)), sign)
+    told = failures.unknown_failure(config(state_location=str(tmp_path)), sign)
     assert isinstance(told, SparkEnded)
     assert "out of memory" in str(told)
     assert RestartPolicy().next_delay(told, 0.0) is None
@@ -92,7 +92,7 @@ def test_no_second_try_without_a_jvm(ends, tmp_path, sign):
 
 def test_with_a_jvm_a_failure_is_what_it_says(ends, tmp_path):
     ends("import sys; sys.stdin.read()")
-    told = pipeline_run.unknown_failure(config(state_location=str(tmp_path)), ValueError("odd"))
+    told = failures.unknown_failure(config(state_location=str(tmp_path)), ValueError("odd"))
     assert type(told) is GaveUp
     assert "ValueError: odd" in str(told)
     assert RestartPolicy().next_delay(told, 0.0) is not None

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from icestream.commit.protocol import AncestorSnapshot, TableState
+from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.config.options.maintenance import ExpireSnapshots
 from icestream.maintain.expire import expire_before, why_not_yet
 from icestream.tables.marker import Marker

@@ -12,24 +12,21 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from icestream.commit import table_commits
-from icestream.commit.protocol import (
-    AncestorSnapshot,
-    CommitFailed,
-    PositionRange,
-    TableState,
-    marker_after_batch,
-)
+from icestream.commit import retry
+from icestream.commit.port import CommitFailed
+from icestream.commit.protocol import marker_after_batch
+from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.config.model import PipelineConfig
 from icestream.errors import Fenced, GaveUp, SetupError, SourceChanged
 from icestream.events import EventBus
 from icestream.pipeline import Pipeline
-from icestream.sources import LocatedMarker, LossReport, files, lines
+from icestream.positions import PositionRange
+from icestream.sources import LossReport, files, lines
 from icestream.sources.files import FilesPlanner, FilesSource, LedgerLog
 from icestream.sources.ledger import Split
 from icestream.sources.lines import LineReader
 from icestream.tables.design import TableDesign
-from icestream.tables.marker import Counts, Marker
+from icestream.tables.marker import Counts, LocatedMarker, Marker
 
 
 @pytest.fixture(autouse=True)
@@ -624,7 +621,7 @@ def start(tmp_path, folder, tables, scratch):
         config, one, None, tables, builder, lambda name, rule: TableDesign(name), EventBus(), None
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_commits, "_backoff", lambda attempt: attempt < 5)
+        patch.setattr(retry, "backoff", lambda attempt: attempt < 5)
         session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
         stream = run.open(session, scratch, once=False)
     return one, stream.planner()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.commit.protocol import PositionRange
+from icestream.positions import PositionRange
 from icestream.records import RECORDS
-from icestream.sources import LocatedMarker, LossReport, generator
+from icestream.sources import LossReport, generator
 from icestream.sources.generator import (
     GeneratorSource,
     ShopPlanner,
@@ -20,7 +20,7 @@ from icestream.sources.generator import (
     share,
 )
 from icestream.sources.shop import make
-from icestream.tables.marker import Marker
+from icestream.tables.marker import LocatedMarker, Marker
 
 TOPICS = ("page_events", "order_changes")
 BEGAN = 1_700_000_000_000

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from healths import maintenance
 from icestream.maintain import contents
 from icestream.maintain.health import HealthReader
-from icestream.tables import manifests
+from icestream.tables import manifests, position_deletes
 
 SCHEMA = Schema(
     NestedField(1, "ts", TimestamptzType()),
@@ -174,9 +174,9 @@ def test_deleted_rows_of_several_files_are_read_once(table, tmp_path, monkeypatc
     pq.write_table(pa.table({"file_path": named, "pos": list(range(10))}), path)
     add(table, delete_file(path, 10, "a", "gone"))
     read = []
-    honest = contents._read_paths
+    honest = position_deletes.read_deleted_paths
     monkeypatch.setattr(
-        contents, "_read_paths", lambda io, path: read.append(path) or honest(io, path)
+        contents, "read_deleted_paths", lambda io, path: read.append(path) or honest(io, path)
     )
     health = HealthReader(maintenance())
     for _ in range(2):

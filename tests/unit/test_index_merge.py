@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from icestream.errors import IndexDamaged
 from icestream.index import merge as merging
 from icestream.index.bucket import lookup
-from icestream.index.damage import IndexDamaged
 from icestream.index.entries import concat_entries, row_entries, tombstone_entries
 from icestream.index.merge import FAN, MergeJob, RunRef, merge, merge_count
 from icestream.index.sorted_run import RunIdentity, open_run, write_run

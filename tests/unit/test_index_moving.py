@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from icestream.index.damage import IndexDamaged
+from icestream.errors import IndexDamaged
 from icestream.index.entries import concat_entries, row_entries, tombstone_entries
 from icestream.index.key_index import create_index
 from icestream.index.keys import bucket_of, key_hashes

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.errors import SetupError
+from icestream.errors import IndexDamaged, SetupError
 from icestream.index.bucket import lookup
-from icestream.index.damage import IndexDamaged
 from icestream.index.disk import write_whole
 from icestream.index.entries import COLUMNS, concat_entries, row_entries, tombstone_entries
 from icestream.index.sorted_run import (

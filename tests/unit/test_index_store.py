@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.errors import Fenced, InternalError
+from icestream.errors import Fenced, IndexDamaged, InternalError
 from icestream.index import manifest as manifests
 from icestream.index import merge as merging
-from icestream.index.damage import IndexDamaged
 from icestream.index.entries import concat_entries, row_entries, tombstone_entries
 from icestream.index.files import append_list, load_files
 from icestream.index.key_index import IndexUnusable, KeyIndex, create_index, open_index

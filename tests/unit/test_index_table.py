@@ -30,6 +30,7 @@ from icestream.index.follow import CatchUpResult, follow, open_or_build
 from icestream.index.key_index import IndexUnusable
 from icestream.index.keys import bucket_of, key_hashes
 from icestream.index.tombstones import read_tombstones, tidy_tombstones, write_tombstones
+from icestream.tables import live_files
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +124,7 @@ def test_memory_stays_bounded_by_spilling(table, tmp_path, monkeypatch):
     table.append(data(*range(1000)))
     table.append(data(*range(1000, 1500)))
     monkeypatch.setattr(spill.EntrySpill.__init__, "__defaults__", (64,))
-    monkeypatch.setattr(row_entries, "_BATCH", 50)
+    monkeypatch.setattr(live_rows, "_BATCH", 50)
     store, built = build(table, tmp_path / "i", ["id"], buckets=BUCKETS)
     assert answers(store, range(1500)) == truth(table)
     assert built.duplicates == 0
@@ -239,7 +240,7 @@ def test_equality_deletes_are_refused(table, tmp_path, monkeypatch):
             return [entry]
 
     with pytest.raises(TableRefused, match="equality deletes"):
-        live_rows.read_manifests(table.io, [Manifest()])
+        live_files.read_manifests(table.io, [Manifest()])
 
 
 # ── tombstones ──────────────────────────────────────────────────────────────────────────────────

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from icestream.commit.protocol import PositionRange
 from icestream.config.kafka import OAUTH_HANDLER
 from icestream.config.options.source import KafkaSourceOptions
 from icestream.errors import Unreachable
+from icestream.positions import PositionRange
 from icestream.sources import LossReport, source_for
 from icestream.sources.kafka import watch
 from icestream.sources.kafka.source import KafkaSource, java_pattern

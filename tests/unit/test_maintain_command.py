@@ -12,7 +12,8 @@ from icestream.config.load import load
 from icestream.events import MaintenanceFinished, MaintenanceProgress
 from icestream.maintain.action import ActionKind
 from icestream.observe.history import History
-from icestream.tables.marker import Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Marker, property_name
 
 PIPELINE = """\
 name: shop

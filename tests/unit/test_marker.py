@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream.errors import Replaced
-from icestream.tables.marker import Counts, Loss, LossKind, Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Counts, Loss, LossKind, Marker, property_name
 
 NAMES = st.text(max_size=12)
 POSITIONS = st.dictionaries(

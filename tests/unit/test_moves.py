@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.errors import InternalError
+from icestream.maintain.action import GaveWay
 from icestream.maintain.rewrite.carry_over import DeleteCarryOver
 from icestream.maintain.rewrite.merge import DeleteFileGroup, delete_file_groups, is_worth_merging
 from icestream.maintain.rewrite.row_mapping import RewriteInput, RewriteOutput, RowMapping
-from icestream.tables.live_files import FileEntry, GaveWay, SnapshotFiles
+from icestream.tables.live_files import FileEntry, SnapshotFiles
 
 
 def positions(*numbers):

@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from icestream.maintain.orphans import OrphanFile, removable
-from icestream.tables.marker import Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Marker, property_name
 
 C = {name: name * 32 for name in "abcdef"}  # commit ids
 PLACE = "/lake/shop/events"

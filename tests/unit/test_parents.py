@@ -2,7 +2,7 @@
 
 import pytest
 
-from icestream.commit.protocol import FORGOTTEN, parent_of
+from icestream.tables.commits import FORGOTTEN, parent_of
 
 
 @pytest.mark.parametrize(

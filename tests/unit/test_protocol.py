@@ -10,34 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.commit import table_commits
+from icestream.commit import retry, table_commits
+from icestream.commit.port import CommitFailed
 from icestream.commit.protocol import (
-    AncestorSnapshot,
     BatchPlan,
     BatchVerdict,
     Claim,
-    CommitFailed,
     CommitOutcome,
     GapRange,
     MarkerStatus,
-    PositionRange,
-    TableState,
     claim_outcome,
     claimed_by_another,
-    commit_with_retries,
     marker_after_batch,
     marker_after_losses,
     marker_of_claim,
     marker_status,
-    max_positions,
-    min_positions,
     next_generation,
     outcome_of_commit,
     plan_batch,
     quarantine_floors,
 )
+from icestream.commit.retry import commit_with_retries
+from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.errors import Fenced, GaveUp, Replaced, Unreachable
 from icestream.events import CommitRetried, EventBus, LossAccepted
+from icestream.positions import PositionRange, max_positions, min_positions
 from icestream.sources import LossReport, StartPositions
 from icestream.tables.marker import Counts, Loss, Marker
 
@@ -813,7 +810,7 @@ class NoKeeping:
 @pytest.fixture
 def at_once(monkeypatch):
     """Retries without waiting."""
-    monkeypatch.setattr(table_commits, "_backoff", patient(8))
+    monkeypatch.setattr(retry, "backoff", patient(8))
 
 
 def take(catalog, name, seen, claim):

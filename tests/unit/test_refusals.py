@@ -6,8 +6,9 @@ from typing import get_args
 import pytest
 
 from icestream import errors
-from icestream.commit.protocol import BatchVerdict, CommitOutcome, GapRange, TableState
+from icestream.commit.protocol import BatchVerdict, CommitOutcome, GapRange
 from icestream.commit.refusals import loss_refusal, refusal
+from icestream.commit.table_state import TableState
 from icestream.tables.marker import Loss, LossKind, Marker
 
 MARKER = Marker("shop", 4, "run", "commit-9", None, 1, "u", 1)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from icestream.commit.java_catalog import table_state
 from icestream.commit.protocol import (
     Claim,
     CommitOutcome,
@@ -13,11 +12,13 @@ from icestream.commit.protocol import (
     marker_status,
     outcome_of_commit,
 )
+from icestream.commit.table_state import table_state
 from icestream.errors import TableRefused
 from icestream.rewind import RewindTarget
 from icestream.rewind.history import marker_after_rewind, table_history
 from icestream.rewind.plan import counts_at, plan_quarantine, plan_table
-from icestream.tables.marker import Counts, Loss, Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Counts, Loss, Marker, property_name
 from icestream.verify.chain import check_chain
 from icestream.verify.report import TableFindings
 

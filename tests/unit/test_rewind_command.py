@@ -15,7 +15,8 @@ from icestream.config.load import load
 from icestream.errors import GaveUp, TableRefused
 from icestream.rewind import RewindTarget, rewind, tables
 from icestream.rewind.plan import moment
-from icestream.tables.marker import Counts, Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Counts, Marker, property_name
 from icestream.verify import verify
 
 PIPELINE = """\

@@ -6,15 +6,17 @@ from types import SimpleNamespace
 import pytest
 from pyiceberg.manifest import DataFileContent, FileFormat
 
-from icestream.commit.java_catalog import REWRITE_ID, InputsReplaced, ReplacedFiles
-from icestream.commit.protocol import AncestorSnapshot, CommitFailed, TableState
+from icestream.commit.port import CommitFailed, InputsReplaced, ReplacedFiles
+from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.errors import Unreachable
 from icestream.index.rewrite_update import RewriteIndexUpdate
+from icestream.maintain.action import GaveWay
 from icestream.maintain.gate import GateClosed
 from icestream.maintain.rewrite import commit
 from icestream.maintain.rewrite.commit import ATTEMPTS, RewriteAttempt, RewriteCommitter
 from icestream.maintain.rewrite.task_runner import Cancelled
-from icestream.tables.live_files import GaveWay, _file
+from icestream.tables.commits import REWRITE_ID
+from icestream.tables.live_files import _file
 from icestream.write.target import StagedFile
 
 

@@ -17,10 +17,12 @@ from icestream.errors import GaveUp, InternalError, SchemaRefused, StorageFailed
 from icestream.index.rewrite_update import IndexStaging
 from icestream.index.sorted_run import open_run, read_origin
 from icestream.maintain.rewrite.row_mapping import RewriteInput, RewriteOutput, RowMapping
-from icestream.maintain.rewrite.stage import RewriteReport, RewriteTask, SequencedFile
+from icestream.maintain.rewrite.stage import RewriteReport, RewriteTask
 from icestream.maintain.rewrite.task_runner import Cancelled, ProcessTaskRunner
 from icestream.tables.arrow import arrow_schema
-from icestream.write.position_deletes import PartitionKey, write_deletes
+from icestream.tables.partition_values import PartitionKey
+from icestream.tables.position_deletes import SequencedFile
+from icestream.write.position_deletes import write_deletes
 from icestream.write.stage import Stager, StageTarget
 
 ROWS = 50

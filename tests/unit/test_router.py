@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from icestream.config.checks import check
 from icestream.config.model import PipelineConfig
-from icestream.config.route import TABLE_NAME
-from icestream.config.router import Router
+from icestream.config.route import TABLE_NAME, Router
 from icestream.errors import ConfigError
 from icestream.tables.design import quarantine_name
 

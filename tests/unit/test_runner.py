@@ -11,7 +11,8 @@ from icestream.errors import ConfigError, Fenced, GaveUp, SparkEnded, Unreachabl
 from icestream.events import EventBus
 from icestream.run import pipeline_run
 from icestream.run.pipeline_run import PipelineRun, StopRequested, _wait_until_drained
-from icestream.run.supervisor import _refuse_conflicts, stop_signals
+from icestream.run.signals import stop_signals
+from icestream.run.supervisor import _refuse_conflicts
 from icestream.spark import ended
 
 

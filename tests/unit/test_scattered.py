@@ -7,12 +7,17 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from icestream.batch.decode_task import TaskReport
-from icestream.commit.refusals import partitions_refusal
-from icestream.commit.table_commits import TableBatch, TableCommitter
+from icestream.batch.report import TaskReport
+from icestream.batch.table_batch import TableBatch
+from icestream.commit.table_commits import TableCommitter
 from icestream.errors import TooManyPartitions
 from icestream.run.restart_policy import is_retryable
-from icestream.write.partition import MOST_PARTITIONS, PartitionLimitExceeded, most_partitions
+from icestream.write.partition import (
+    MOST_PARTITIONS,
+    PartitionLimitExceeded,
+    most_partitions,
+    partitions_refusal,
+)
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 PROPERTY = "icestream.max-partitions-per-commit"

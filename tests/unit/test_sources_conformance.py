@@ -9,14 +9,14 @@ import pytest
 from pydantic import TypeAdapter
 
 from icestream.catalogs import CATALOGS, catalog_for, spark_conf
-from icestream.commit.protocol import PositionRange
 from icestream.config.options.catalog import Catalog
 from icestream.errors import ConfigError, NotBuilt, Unreachable
 from icestream.plugins import plugin
+from icestream.positions import PositionRange
 from icestream.records import RECORDS
-from icestream.sources import SOURCES, LocatedMarker, LossReport, source_for
+from icestream.sources import SOURCES, LossReport, source_for
 from icestream.spark import jars
-from icestream.tables.marker import Marker
+from icestream.tables.marker import LocatedMarker, Marker
 
 sources = pytest.mark.parametrize("name", sorted(SOURCES))
 catalogs = pytest.mark.parametrize("name", sorted(CATALOGS))

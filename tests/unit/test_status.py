@@ -14,7 +14,8 @@ from icestream.config.load import load
 from icestream.events import PartitionState, RunFailed, RunStarted, TableCommitted
 from icestream.observe.history import History
 from icestream.observe.status import pipeline_status
-from icestream.tables.marker import Counts, Loss, Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Counts, Loss, Marker, property_name
 
 PIPELINE = """\
 name: shop

@@ -13,7 +13,8 @@ from icestream.cli import main as entry
 from icestream.config.load import load
 from icestream.events import TableCommitted
 from icestream.observe import history
-from icestream.tables.marker import Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Marker, property_name
 
 PIPELINE = """\
 name: shop

@@ -10,8 +10,11 @@ import pytest
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
-from icestream.batch.decode_task import StageTask, TableTaskInput, TaskReport, _timestamp_range
-from icestream.batch.quarantine import FirstBadRecord, at_or_above
+from icestream.batch.decode_task import StageTask, _timestamp_range
+from icestream.batch.quarantine import FirstBadRecord
+from icestream.batch.report import TaskReport
+from icestream.batch.route import at_or_above
+from icestream.batch.table_task import TableTaskInput
 from icestream.errors import IcestreamError, SourceChanged
 from icestream.formats.json import JsonFormat
 from icestream.records import RECORDS

@@ -10,7 +10,8 @@ import pytest
 from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
 from icestream.config.load import load
-from icestream.tables.marker import Counts, Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Counts, Marker, property_name
 from icestream.verify import verify
 from icestream.verify.report import MOST, TableFindings
 

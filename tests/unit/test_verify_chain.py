@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from icestream.tables.marker import Counts, Loss, Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Counts, Loss, Marker, property_name
 from icestream.verify.chain import check_chain
 from icestream.verify.report import TableFindings
 

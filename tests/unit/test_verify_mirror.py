@@ -28,7 +28,8 @@ from icestream.config.load import load
 from icestream.formats import DELETE, UPSERT
 from icestream.formats.sequence import encode_sequence
 from icestream.records import RECORDS
-from icestream.tables.marker import Counts, Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Counts, Marker, property_name
 from icestream.verify import broker, verify
 from icestream.verify.replay import ChangeReplay, ReplayBatch, TruncateEvent, UncarriedColumns
 

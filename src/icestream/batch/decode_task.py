@@ -5,148 +5,42 @@ What comes back to the driver are a few rows of JSON per task: staged files, cou
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
-from icestream.batch.quarantine import BadRecordWriter, FirstBadRecord, at_or_above
+from icestream.batch.quarantine import BadRecordWriter
+from icestream.batch.report import TaskReport, reports_batch
+from icestream.batch.route import at_or_above
 from icestream.batch.row_layout import RowLayout, split_good_and_bad
-from icestream.batch.shuffle import PartitionShuffler
-from icestream.commit.refusals import partitions_refusal
+from icestream.batch.shuffle import PartitionShuffler, blocks_batch, reports_as_blocks
+from icestream.batch.table_task import TableTaskInput, UpsertTaskInput
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
-from icestream.formats import IGNORE, DecodedBatch, Format
+from icestream.formats import IGNORE, DecodedBatch
 from icestream.schema import (
     OUR_NAMES,
     NewField,
-    Rule,
-    dump_new_fields,
-    load_new_fields,
     merge_new_fields,
     with_new_fields,
 )
-from icestream.sources import RecordFloors, RecordReader
+from icestream.sources import RecordReader
 from icestream.tables.arrow import arrow_schema
-from icestream.upsert.apply import MirrorTaskInput
-from icestream.upsert.change_rules import ChangeRules, apply_change_rules, order_only_fields
+from icestream.upsert.change_rules import apply_change_rules, order_only_fields
 from icestream.upsert.changes import change_batch
-from icestream.write.partition import PartitionLimitExceeded
-from icestream.write.stage import StagedFile, Stager, StageTarget
+from icestream.write.partition import PartitionLimitExceeded, partitions_refusal
+from icestream.write.stage import Stager
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    pass
 
 _MEMORY = 128 << 20  # rows that one task may hold back for sorting, over all its tables
 _LEAST_MEMORY = 8 << 20
-REPORTS = -1  # as a group: no changes, but what a task has to say
-
-
-@dataclass(frozen=True)
-class TableTaskInput:
-    """What a task must know of one table."""
-
-    target: StageTarget
-    quarantine: StageTarget | None  # None: does not exist yet; a bad record asks for it
-    floors: RecordFloors
-    quarantine_floors: RecordFloors
-    format: Format
-    schema_evolution: Rule
-    bad_records: str
-    metadata_columns: bool
-    dropped_columns: frozenset[str]
-    declared: frozenset[str] = frozenset()  # columns whose type the pipeline file says
-    upsert: "UpsertTaskInput | None" = None  # None: every record is a row
-    shuffle_by_partition: bool = False  # rows of a partition come together before they are written
-
-
-@dataclass(frozen=True)
-class UpsertTaskInput:
-    """How the changes of a table are understood, and shared out among the tasks that apply them."""
-
-    terms: ChangeRules
-    buckets: int = 1
-    groups: int = 1
-    mirror: MirrorTaskInput | None = None  # None: its keys are not known yet
-
-
-@dataclass(frozen=True)
-class TaskReport:
-    """What one task, or all of them together, did for one table."""
-
-    read: int = 0
-    landed: int = 0
-    quarantined: int = 0
-    dropped: int = 0
-    files: tuple[StagedFile, ...] = ()
-    quarantine_files: tuple[StagedFile, ...] = ()
-    new_fields: tuple[tuple[NewField, ...], ...] = ()
-    first_bad: FirstBadRecord | None = None
-    wants_quarantine: bool = False
-    oldest: int | None = None  # timestamps of the records, in µs
-    newest_by_partition: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
-    bytes: int = 0  # of all values
-    largest_record: int = 0  # of the largest
-    keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
-    deleted_positions: tuple[Mapping[str, str], ...] = ()  # data file → positions that die, packed
-    index_runs: tuple[str, ...] = ()  # of the key index
-    needs_one_task: bool = False  # rows of several tasks need each other: one must have them all
-    widened: tuple[NewField, ...] = ()  # columns that the source has made wider
-
-    def __add__(self, other: "TaskReport") -> "TaskReport":
-        newest = dict(self.newest_by_partition)
-        for source, at in other.newest_by_partition.items():
-            newest[source] = max(at, newest.get(source, at))
-        times = [at for at in (self.oldest, other.oldest) if at is not None]
-        return TaskReport(
-            self.read + other.read,
-            self.landed + other.landed,
-            self.quarantined + other.quarantined,
-            self.dropped + other.dropped,
-            self.files + other.files,
-            self.quarantine_files + other.quarantine_files,
-            self.new_fields + other.new_fields,
-            self.first_bad or other.first_bad,
-            self.wants_quarantine or other.wants_quarantine,
-            min(times, default=None),
-            newest,
-            self.bytes + other.bytes,
-            max(self.largest_record, other.largest_record),
-            self.keys or other.keys,
-            self.deleted_positions + other.deleted_positions,
-            self.index_runs + other.index_runs,
-            self.needs_one_task or other.needs_one_task,
-            self.widened + other.widened,
-        )
-
-    def to_json(self) -> str:
-        """For the way to the driver."""
-        plain = asdict(replace(self, new_fields=(), widened=()))
-        plain["new_fields"] = [dump_new_fields(seen) for seen in self.new_fields]
-        plain["widened"] = dump_new_fields(self.widened)
-        return json.dumps(plain)
-
-    @staticmethod
-    def from_json(text: str) -> "TaskReport":
-        """On the driver."""
-        raw: dict[str, Any] = json.loads(text)
-        return TaskReport(
-            **{
-                **raw,
-                "files": tuple(StagedFile(**each) for each in raw["files"]),
-                "quarantine_files": tuple(StagedFile(**each) for each in raw["quarantine_files"]),
-                "new_fields": tuple(tuple(load_new_fields(seen)) for seen in raw["new_fields"]),
-                "first_bad": FirstBadRecord(**raw["first_bad"]) if raw["first_bad"] else None,
-                "keys": tuple(raw["keys"]),
-                "deleted_positions": tuple(raw["deleted_positions"]),
-                "index_runs": tuple(raw["index_runs"]),
-                "widened": tuple(load_new_fields(raw["widened"])),
-            }
-        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +65,7 @@ class StageTask:
                         desks[table] = _TableStager(self, self.tables[table])
                     blocks = list(desks[table].process(part))
                     if blocks:
-                        yield _blocks_batch(table, blocks)
+                        yield blocks_batch(table, blocks)
             for table, desk in desks.items():
                 rows.append((table, desk.finish().to_json()))
         except PartitionLimitExceeded as found:
@@ -183,7 +77,7 @@ class StageTask:
             for desk in desks.values():
                 desk.abort()
         told = reports_batch(rows)
-        yield _reports_as_blocks(told) if self.shuffles else told
+        yield reports_as_blocks(told) if self.shuffles else told
 
     @property
     def shuffles(self) -> bool:
@@ -338,46 +232,6 @@ class _TableStager:
         if self._good:
             self._good.abort()
         self._bad.abort()
-
-
-_REPORT = pa.schema([("table", pa.string()), ("report", pa.string())])
-_BLOCKS = pa.schema([("table", pa.string()), ("group", pa.int32()), ("block", pa.binary())])
-
-
-def reports_batch(rows: Sequence[tuple[str, str]]) -> pa.RecordBatch:
-    """What a task yields: a table's name and a report, or no name and an error."""
-    return pa.RecordBatch.from_pylist(
-        [{"table": name, "report": text} for name, text in rows], schema=_REPORT
-    )
-
-
-def _blocks_batch(table: str, blocks: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
-    rows = [{"group": group, "table": table, "block": block} for group, block in blocks]
-    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
-
-
-def _reports_as_blocks(reports: pa.RecordBatch) -> pa.RecordBatch:
-    """Reports on their way through the shuffle, with a table's changes."""
-    rows = [
-        {"table": row["table"], "group": REPORTS, "block": row["report"].encode()}
-        for row in reports.to_pylist()
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
-
-
-def block_type() -> "StructType":
-    """The columns of what goes through the shuffle, for Spark."""
-    from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
-
-    named = StructType().add("table", StringType()).add("group", IntegerType())
-    return named.add("block", BinaryType())
-
-
-def report_type() -> "StructType":
-    """The columns of what a task yields, for Spark; a text that says so costs it some 6 ms."""
-    from pyspark.sql.types import StringType, StructType
-
-    return StructType().add("table", StringType()).add("report", StringType())
 
 
 def _events_with_rows(

@@ -9,27 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from icestream import events
-from icestream.batch.decode_task import (
-    StageTask,
-    TaskReport,
-    UpsertTaskInput,
-    block_type,
-    report_type,
-)
+from icestream.batch.decode_task import StageTask
+from icestream.batch.report import TaskReport
+from icestream.batch.table_batch import TableBatch
+from icestream.batch.table_task import UpsertTaskInput
 from icestream.batch.write_task import ApplyTask
-from icestream.commit.protocol import CommitFailed
-from icestream.commit.table_builder import TableBuilder, current_fields, stage_target
-from icestream.commit.table_commits import TableBatch
+from icestream.commit.port import CommitFailed
+from icestream.commit.table_builder import TableBuilder
 from icestream.config.model import PipelineConfig
 from icestream.events import EventBus
 from icestream.index.follow import CatchUpResult
 from icestream.index.rewrite_update import IndexStaging, RewriteIndexUpdate
+from icestream.spark.types import block_type, report_type
 from icestream.tables.design import key_columns
-from icestream.upsert.apply import MirrorTaskInput, unpack_positions
+from icestream.tables.metadata import current_fields
+from icestream.upsert.apply import MirrorTaskInput
 from icestream.upsert.change_rules import ChangeRules
 from icestream.upsert.indexes import KeyIndexes
-from icestream.write.position_deletes import merge_positions, write_deletes
+from icestream.write.position_deletes import merge_positions, unpack_positions, write_deletes
 from icestream.write.stage import StagedFile
+from icestream.write.target import stage_target
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO

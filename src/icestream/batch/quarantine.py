@@ -1,12 +1,12 @@
 """Aside: where a task puts the bad records of one table, as `bad_records` says."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icestream.batch.route import at_or_above
 from icestream.sources import RecordFloors
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
@@ -60,18 +60,3 @@ class BadRecordWriter:
         """Let go of what is open."""
         if self._stager:
             self._stager.abort()
-
-
-def at_or_above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch:
-    """Records of one topic at or above the floor of their partition."""
-    for partition in pc.unique(records.column("partition")).to_pylist() if floors else ():
-        floor = floors.get(partition, 0)
-        if floor <= 0:
-            continue
-        below = pc.and_(
-            pc.equal(records.column("partition"), partition),
-            pc.less(records.column("offset"), floor),
-        )
-        if pc.any(below).as_py():
-            records = records.filter(pc.invert(below))
-    return records

@@ -15,7 +15,6 @@ import pyarrow as pa
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from icestream.batch.blocks import pack, unpack
 from icestream.write.conform import stored_columns
 from icestream.write.partition import Partitioner, most_partitions
 from icestream.write.stage import StagedFile, Stager, StageTarget
@@ -91,3 +90,58 @@ class GatheredRowWriter:
     def abort(self) -> None:
         """Let go of what is still open after an error."""
         self._stager.abort()
+
+
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def pack(rows: pa.RecordBatch) -> bytes:
+    """Give rows as a block."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=_COMPRESSED) as out:
+        out.write_batch(rows)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def unpack(block: bytes) -> pa.Table:
+    """Give the rows of a block."""
+    with pa.ipc.open_stream(pa.py_buffer(block)) as reader:
+        return reader.read_all()
+
+
+REPORTS = -1  # as a group: no changes, but what a task has to say
+
+
+_BLOCKS = pa.schema([("table", pa.string()), ("group", pa.int32()), ("block", pa.binary())])
+
+
+def blocks_batch(table: str, blocks: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+    """What a task hands to the shuffle: blocks of one table, each with its group."""
+    rows = [{"group": group, "table": table, "block": block} for group, block in blocks]
+    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
+
+
+def reports_as_blocks(reports: pa.RecordBatch) -> pa.RecordBatch:
+    """Reports on their way through the shuffle, with a table's changes."""
+    rows = [
+        {"table": row["table"], "group": REPORTS, "block": row["report"].encode()}
+        for row in reports.to_pylist()
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
+
+
+def grouped_blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, list[bytes]]]:
+    """Neighbouring blocks of one table and group together."""
+    at: tuple[str, int] | None = None
+    held: list[bytes] = []
+    for batch in batches:
+        for row in batch.to_pylist():  # blocks, not records
+            here = (row["table"], row["group"])
+            if here != at and at is not None:
+                yield (*at, held)
+                held = []
+            at = here
+            held.append(row["block"])
+    if at is not None:
+        yield (*at, held)

@@ -8,16 +8,16 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from icestream.batch.decode_task import REPORTS, TableTaskInput, TaskReport, reports_batch
 from icestream.batch.quarantine import BadRecordWriter
+from icestream.batch.report import TaskReport, reports_batch
 from icestream.batch.row_layout import quarantine_rows
-from icestream.batch.shuffle import GatheredRowWriter
-from icestream.commit.refusals import partitions_refusal
+from icestream.batch.shuffle import REPORTS, GatheredRowWriter, grouped_blocks
+from icestream.batch.table_task import TableTaskInput
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
 from icestream.upsert.apply import ChangeApplier
 from icestream.upsert.changes import ChangeBatch
-from icestream.write.partition import PartitionLimitExceeded
+from icestream.write.partition import PartitionLimitExceeded, partitions_refusal
 
 _MEMORY = 128 << 20
 
@@ -35,7 +35,7 @@ class ApplyTask:
         rows: list[tuple[str, str]] = []
         desk: _MirrorTableWriter | _AppendTableWriter | None = None
         try:
-            for table, group, blocks in _grouped_blocks(batches):
+            for table, group, blocks in grouped_blocks(batches):
                 if group == REPORTS:
                     rows += [(table, text.decode()) for text in blocks]
                     continue
@@ -55,22 +55,6 @@ class ApplyTask:
             if desk:
                 desk.close()
         yield reports_batch(rows)
-
-
-def _grouped_blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, list[bytes]]]:
-    """Neighbouring blocks of one table and group together."""
-    at: tuple[str, int] | None = None
-    held: list[bytes] = []
-    for batch in batches:
-        for row in batch.to_pylist():  # blocks, not records
-            here = (row["table"], row["group"])
-            if here != at and at is not None:
-                yield (*at, held)
-                held = []
-            at = here
-            held.append(row["block"])
-    if at is not None:
-        yield (*at, held)
 
 
 class _AppendTableWriter:

@@ -56,7 +56,7 @@ def run_maintenance(
     """Do it, show how far it is, then what came of it; → whether nothing failed."""
     from icestream.maintain.gate import MaintenanceGate
     from icestream.maintain.thread import MaintenanceWorker
-    from icestream.run.supervisor import stop_signals
+    from icestream.run.signals import stop_signals
 
     config = loaded.pipeline
     assert config.maintenance is not False, "nothing is due then"
@@ -148,11 +148,11 @@ def show_plan(actions: Sequence[Action], off: bool, as_json: bool) -> None:
 
 def show_orphans(loaded: LoadedConfig, actions: Sequence[Action], as_json: bool) -> None:
     """What a removal of orphans would remove now, file by file; removes nothing."""
+    from icestream.commit.java_catalog import java_tables
     from icestream.maintain.gate import MaintenanceGate
     from icestream.maintain.iceberg_actions import IcebergActions
     from icestream.maintain.orphans import OrphanScan, scan_orphans
-    from icestream.maintain.thread import java_tables
-    from icestream.run.supervisor import stop_signals
+    from icestream.run.signals import stop_signals
 
     config = loaded.pipeline
     assert config.maintenance is not False, "nothing is due then"

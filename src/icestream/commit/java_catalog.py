@@ -6,56 +6,26 @@ when an answer was lost (docs/design/exactly-once.md). So it commits through
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from icestream.commit.protocol import AncestorSnapshot, CommitFailed, TableState, parent_of
+from icestream.catalogs import CatalogAdapter
+from icestream.commit.attempt import CommitBase, OneAttemptOperations, first_line
+from icestream.commit.port import AddedFiles, CommitFailed, InputsReplaced, ReplacedFiles
+from icestream.commit.table_state import TableState, table_state
 from icestream.errors import Replaced, Unreachable
-from icestream.failpoints import failpoint
-from icestream.tables.marker import Marker, Positions, property_name, summary
+from icestream.positions import Positions
+from icestream.tables.commits import REWRITE_ID, summary
+from icestream.tables.marker import Marker, property_name
 
-REWRITE_ID = "icestream.rewrite-id"  # in the summary of a rewrite, which has no commit id
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
 _FOLLOWED = 5_000  # snapshots; expiry keeps tables far below
-
-
-@dataclass(frozen=True)
-class AddedFiles:
-    """Files to add, as the JSON that Iceberg's ContentFileParser reads; may be none."""
-
-    files: Sequence[str] = ()
-    records: int = 0
-    deletes: Sequence[str] = ()  # position deletes, of rows in the snapshot that is the base
-    base_only: bool = False  # it fits that snapshot alone
-
-
-@dataclass(frozen=True)
-class ReplacedFiles:
-    """Files that take the place of others with the same rows, in the same JSON."""
-
-    rewrite_id: str  # by which its snapshot is found again
-    removed: Sequence[str] = ()  # data files
-    added: Sequence[str] = ()
-    removed_deletes: Sequence[str] = ()
-    added_deletes: Sequence[str] = ()  # of rows in the added data files
-    kept_deletes: Sequence[tuple[str, int]] = ()  # written anew, with the sequence number they had
-
-
-class InputsReplaced(CommitFailed):
-    """What was to be replaced is no longer there: nothing was committed, and trying is no use."""
-
-
-@dataclass(frozen=True)
-class CommitBase:
-    """The metadata that a commit compares against, and the operations that loaded it."""
-
-    operations: Any
-    metadata: Any
-    document: Mapping[str, Any]  # of the same metadata, in Iceberg's JSON, what we look at
-    other_facts: str = ""  # tells whether anything but the snapshots has changed
 
 
 class IcebergTables:
@@ -143,7 +113,7 @@ class IcebergTables:
                     found.extend(str(each.toString()) for each in tables)
         except Py4JJavaError as failure:
             raise Unreachable(
-                f"the catalog's tables cannot be listed: {_first_line(failure)}",
+                f"the catalog's tables cannot be listed: {first_line(failure)}",
                 hint="check the catalog with `icestream validate`",
             ) from None
         return sorted(found)
@@ -157,7 +127,7 @@ class IcebergTables:
                 name, base, lambda transaction: self._append(transaction, marker, before, work)
             )
         except (Py4JError, PySparkException) as failure:
-            raise CommitFailed(_first_line(failure)) from None
+            raise CommitFailed(first_line(failure)) from None
 
     def transact(self, name: str, base: CommitBase, build: Callable[[Any], None]) -> None:
         """Run `build` on a transaction over `base`, then commit once; raises CommitFailed."""
@@ -168,7 +138,7 @@ class IcebergTables:
             try:
                 transaction.commitTransaction()
             except (Py4JError, PySparkException) as failure:
-                raise CommitFailed(operations.failure or _first_line(failure)) from None
+                raise CommitFailed(operations.failure or first_line(failure)) from None
         finally:
             operations.release()
 
@@ -179,9 +149,9 @@ class IcebergTables:
         except Py4JJavaError as failure:
             kind = failure.java_exception.getClass().getSimpleName()
             refused = InputsReplaced if kind == "ValidationException" else CommitFailed
-            raise refused(_first_line(failure)) from None
+            raise refused(first_line(failure)) from None
         except (Py4JError, PySparkException) as failure:
-            raise CommitFailed(_first_line(failure)) from None
+            raise CommitFailed(first_line(failure)) from None
 
     def identifier(self, name: str) -> Any:
         """`namespace.table` as Iceberg's identifier."""
@@ -230,118 +200,8 @@ class IcebergTables:
         properties.commit()
 
 
-class OneAttemptOperations:
-    """Iceberg's TableOperations in Python: the base never moves and commit is tried once."""
-
-    def __init__(self, base: CommitBase) -> None:
-        self._real = base.operations
-        self._base = base.metadata
-        self.failure: str | None = None
-
-    def current(self) -> Any:
-        """The base, whatever has happened since."""
-        return self._base
-
-    def refresh(self) -> Any:
-        """The base again: Iceberg must not move the attempt to a newer one."""
-        return self._base
-
-    def commit(self, base: Any, metadata: Any) -> None:
-        """Try once; the reason of a failure is kept in `failure`."""
-        try:
-            failpoint("before-request")
-            self._real.commit(base, metadata)
-            failpoint("request-sent")
-        except Exception as failure:
-            # A Java exception must not pass through: Iceberg would take some for "clean up".
-            self.failure = _first_line(failure)
-            raise RuntimeError(self.failure) from None
-
-    def release(self) -> None:
-        """Java collects proxies late, and each would keep a table's whole metadata till then."""
-        self._real = self._base = None
-
-    def requireStrictCleanup(self) -> bool:  # noqa: N802 (Iceberg's name)
-        """Iceberg may clean up only after failures that it marks so; none leaves `commit`."""
-        return True
-
-    def io(self) -> Any:
-        """The table's own FileIO."""
-        return self._real.io()
-
-    def encryption(self) -> Any:
-        """The table's own encryption."""
-        return self._real.encryption()
-
-    def metadataFileLocation(self, name: str) -> str:  # noqa: N802
-        """Where a metadata file of this name lies."""
-        return str(self._real.metadataFileLocation(name))
-
-    def locationProvider(self) -> Any:  # noqa: N802
-        """The table's own."""
-        return self._real.locationProvider()
-
-    def temp(self, metadata: Any) -> Any:
-        """Operations on metadata that is not committed yet."""
-        return self._real.temp(metadata)
-
-    def newSnapshotId(self) -> int:  # noqa: N802
-        """An id that no snapshot has."""
-        return int(self._real.newSnapshotId())
-
-    class Java:
-        """Tells py4j which interface this object implements."""
-
-        implements = ("org.apache.iceberg.TableOperations",)
-
-
-def table_state(document: Mapping[str, Any], pipeline: str, base: Any = None) -> TableState:
-    """What Iceberg's metadata JSON says, in the protocol's words."""
-    stored = document.get("properties", {}).get(property_name(pipeline))
-    return TableState(
-        uuid=document["table-uuid"],
-        marker=Marker.from_json(stored) if stored else None,
-        ancestors=_ancestors(document, pipeline),
-        last_sequence=document.get("last-sequence-number", 0),
-        schema_id=document["current-schema-id"],
-        base=base,
-    )
-
-
-def rewrites_among(
-    document: Mapping[str, Any], among: Iterable[AncestorSnapshot]
-) -> dict[int, str]:
-    """The rewrites of ours among some snapshots: snapshot → id."""
-    wanted = {each.snapshot_id for each in among}
-    return {
-        each["snapshot-id"]: each["summary"][REWRITE_ID]
-        for each in document.get("snapshots", ())
-        if each["snapshot-id"] in wanted and REWRITE_ID in each.get("summary", {})
-    }
-
-
-def _ancestors(document: Mapping[str, Any], pipeline: str) -> tuple[AncestorSnapshot, ...]:
-    by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots", ())}
-    found = []
-    at: int | None = document.get("current-snapshot-id")
-    while at is not None and at in by_id:
-        snapshot = by_id[at]
-        notes = snapshot.get("summary", {})
-        own = notes.get("icestream.pipeline") == pipeline
-        found.append(
-            AncestorSnapshot(
-                snapshot_id=at,
-                parent_id=parent_of(snapshot),
-                sequence_number=snapshot.get("sequence-number", 0),
-                commit_id=notes.get("icestream.commit-id") if own else None,
-            )
-        )
-        at = snapshot.get("parent-snapshot-id")
-    return tuple(found)
-
-
 def _load_error(name: str, failure: Py4JJavaError) -> Exception:
-    if "UUID does not match" in _first_line(failure):
+    if "UUID does not match" in first_line(failure):
         return Replaced(
             f"table `{name}` is not the one that this pipeline wrote to",
             hint="was it dropped and created again? start over under another pipeline name",
@@ -353,12 +213,15 @@ def _load_error(name: str, failure: Py4JJavaError) -> Exception:
             hint="restore it, or start over under another pipeline name",
         )
     return Unreachable(
-        f"table `{name}` cannot be read from the catalog: {_first_line(failure)}",
+        f"table `{name}` cannot be read from the catalog: {first_line(failure)}",
         hint="check the catalog with `icestream validate`",
     )
 
 
-def _first_line(failure: BaseException) -> str:
-    if isinstance(failure, Py4JJavaError):
-        return str(failure.java_exception.toString()).splitlines()[0]
-    return f"{type(failure).__name__}: {failure}".splitlines()[0]
+def java_tables(spark: "SparkSession", catalog: CatalogAdapter, pipeline: str) -> IcebergTables:
+    """The tables of a catalog in the driver's JVM."""
+    jvm: Any = spark.sparkContext._jvm
+    opened = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+        catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
+    )
+    return IcebergTables(jvm, opened, pipeline)

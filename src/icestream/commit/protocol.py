@@ -4,43 +4,13 @@ No Spark, no Iceberg, no clock, no randomness: those come in through the `Commit
 the arguments, so that a simulator can run the very same code. docs/design/exactly-once.md says why.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
 
-from icestream.errors import Unreachable
-from icestream.tables.marker import Counts, Loss, Marker, Positions
-
-
-@dataclass(frozen=True)
-class AncestorSnapshot:
-    """One snapshot on the way back from the table's current one."""
-
-    snapshot_id: int
-    parent_id: int | None
-    sequence_number: int
-    commit_id: str | None  # only when this pipeline made it
-
-
-@dataclass(frozen=True)
-class TableState:
-    """What the catalog said about one table at one moment."""
-
-    uuid: str
-    marker: Marker | None
-    ancestors: tuple[AncestorSnapshot, ...]  # newest first, as far as snapshots are retained
-    last_sequence: int
-    schema_id: int
-    base: Any = None  # the metadata that a commit compares against; opaque here
-
-
-@dataclass(frozen=True)
-class PositionRange:
-    """What one micro-batch covers: from `start` up to, not including, `stop`."""
-
-    start: Positions
-    stop: Positions
+from icestream.commit.table_state import TableState
+from icestream.positions import PositionRange, Positions, max_positions
+from icestream.tables.marker import Counts, Loss, Marker
 
 
 @dataclass(frozen=True)
@@ -54,26 +24,6 @@ class GapRange:
 
     def __str__(self) -> str:
         return f"{self.stream}/{self.partition}: {self.start} to {self.stop}"
-
-
-FORGOTTEN = -1  # stands for a parent that nobody knows any more
-
-
-def parent_of(snapshot: Mapping[str, Any]) -> int | None:
-    """The snapshot before one, in Iceberg's JSON; None: it began the table's history.
-
-    PyIceberg's expiry makes a snapshot forget the parent that it removes. A compaction has had one
-    all the same, and so has whoever counts more in the table than it added.
-    """
-    known: int | None = snapshot.get("parent-snapshot-id")
-    if known is not None:
-        return known
-    notes = snapshot.get("summary") or {}
-    more = any(
-        int(notes.get(f"total-{what}", 0)) > int(notes.get(f"added-{what}", 0))
-        for what in ("records", "data-files")
-    )
-    return FORGOTTEN if more or notes.get("operation") == "replace" else None
 
 
 class MarkerStatus(Enum):
@@ -124,22 +74,6 @@ class BatchPlan:
     verdict: BatchVerdict
     floors: Positions
     gaps: tuple[GapRange, ...] = ()
-
-
-class CommitFailed(Exception):
-    """One attempt was refused, failed or went unanswered: only a fresh look tells which."""
-
-
-class CommitCatalog(Protocol):
-    """The port to the catalog: a fresh look, and a single compare-and-set attempt."""
-
-    def load(self, name: str) -> TableState:
-        """Read the table's current state; raises Unreachable."""
-        ...
-
-    def commit(self, name: str, base: Any, marker: Marker, before: Positions, work: Any) -> None:
-        """Try once, from exactly `base`; raises CommitFailed whatever the reason was."""
-        ...
 
 
 def marker_status(view: TableState) -> MarkerStatus:
@@ -360,83 +294,6 @@ def outcome_of_commit(
     ]:
         return CommitOutcome.RESTAGE
     return CommitOutcome.AGAIN
-
-
-@dataclass(frozen=True)
-class CommitResult:
-    """How a commit ended, and how many attempts it took."""
-
-    outcome: CommitOutcome
-    attempts: int
-    reason: str | None = None
-
-
-def commit_with_retries(
-    tables: CommitCatalog,
-    name: str,
-    planned: TableState,
-    make: Callable[[TableState], Marker],
-    work: Any,
-    pause: Callable[[int], bool],
-    look: Callable[[TableState], CommitOutcome] | None = None,
-    pinned: bool = False,
-) -> CommitResult:
-    """Commit `work` once per base until it is in, or until the table says that it may not be.
-
-    `make` gives the marker for the base that is tried, always with the same commit id.
-    `pause(attempt)` waits before another attempt and answers False when there were enough;
-    AGAIN as the final outcome means that nothing landed and attempts are used up.
-    """
-    view, attempt, reason = planned, 0, None
-    while True:
-        attempt += 1
-        marker = make(view)
-        before = view.marker.positions if view.marker else {}
-        try:
-            tables.commit(name, view.base, marker, before, work)
-            return CommitResult(CommitOutcome.LANDED, attempt, reason)
-        except CommitFailed as failure:
-            reason = str(failure)
-        seen = _reload(tables, name, pause, attempt)
-        if seen is None:
-            return CommitResult(CommitOutcome.AGAIN, attempt, reason)
-        outcome = look(seen) if look else outcome_of_commit(seen, marker, planned, pinned)
-        if outcome is not CommitOutcome.AGAIN or not pause(attempt):
-            return CommitResult(outcome, attempt, reason)
-        view = seen
-
-
-def _reload(
-    tables: CommitCatalog, name: str, pause: Callable[[int], bool], attempt: int
-) -> TableState | None:
-    """Read the table after a failure, also when the catalog needs a while to answer again."""
-    while True:
-        try:
-            return tables.load(name)
-        except Unreachable:
-            if not pause(attempt):
-                return None
-            attempt += 1
-
-
-def max_positions(*several: Positions) -> Positions:
-    """Per partition, the largest position."""
-    return _merge_positions(max, several)
-
-
-def min_positions(*several: Positions) -> Positions:
-    """Per partition, the smallest position; a partition that one does not know is left to it."""
-    return _merge_positions(min, several)
-
-
-def _merge_positions(choose: Callable[[int, int], int], several: Iterable[Positions]) -> Positions:
-    result: dict[str, dict[int, int]] = {}
-    for positions in several:
-        for stream, partitions in positions.items():
-            into = result.setdefault(stream, {})
-            for number, at in partitions.items():
-                into[number] = choose(into[number], at) if number in into else at
-    return result
 
 
 def _known_position(marker: Positions, progress: Positions, stream: str, number: int) -> int | None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from icestream import errors
-from icestream.commit.protocol import GapRange, TableState
+from icestream.commit.protocol import GapRange
+from icestream.commit.table_state import TableState
 from icestream.errors import IcestreamError
 from icestream.tables.marker import Loss
 
@@ -86,15 +87,3 @@ def loss_refusal(table: str, lost: Sequence[Loss]) -> IcestreamError:
             where = "missing: " + "; ".join(of_kind[:_SHOWN]) + more
             return error(f"table `{table}`: {what}", where=where, hint=hint)
     return errors.InternalError(f"table `{table}`: no rule for these losses")
-
-
-def partitions_refusal(table: str, count: int, most: int, where: str) -> IcestreamError:
-    """The error for a batch that would make more partitions than a commit may write."""
-    return errors.TooManyPartitions(
-        f"table `{table}`: a batch has rows for {count:,} partitions or more, "
-        f"and a commit may write {most:,}",
-        where=where,
-        hint="nothing was written. Are the values right? Then make `partition_by` coarser (of a "
-        "new table), `max_records_per_commit` smaller, or set the table's property "
-        "`icestream.max-partitions-per-commit`",
-    )

@@ -17,7 +17,8 @@ from pyiceberg.table.update import (
 )
 
 from icestream.rewind.plan import TableRewind
-from icestream.tables.marker import Marker, property_name, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Marker, property_name
 
 REWOUND_FROM = "icestream.rewound-from"  # in the summary: the snapshot that was left
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 
-from icestream.commit.java_catalog import CommitBase, IcebergTables
-from icestream.commit.protocol import CommitFailed
+from icestream.commit.attempt import CommitBase
+from icestream.commit.java_catalog import IcebergTables
+from icestream.commit.port import CommitFailed
 from icestream.errors import UnsafeCatalog
 
 # Compares in SQL itself; and its refused attempt would leave a metadata file behind.

@@ -8,19 +8,19 @@ from py4j.protocol import Py4JJavaError
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, NestedField
 
-from icestream.commit.java_catalog import CommitBase, IcebergTables
+from icestream.commit.attempt import CommitBase
+from icestream.commit.java_catalog import IcebergTables
 from icestream.config.ddl import PartitionField, SortField
 from icestream.errors import SchemaRefused, Unreachable
-from icestream.schema import METADATA_COLUMNS, OUR_NAMES, NewField
-from icestream.tables.design import KEYS_PROPERTY, TableDesign, laid_out_columns, layout_is_known
-from icestream.write.target import StageTarget
-
-DEFAULTS = {
-    "format-version": "2",
-    # One metadata file per commit must not pile up: the table itself remembers what it needs.
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "20",
-}
+from icestream.schema import OUR_NAMES, NewField
+from icestream.tables.design import (
+    DEFAULTS,
+    KEYS_PROPERTY,
+    TableDesign,
+    awaits_layout,
+    layout_is_known,
+)
+from icestream.tables.metadata import current_fields
 
 
 class TableBuilder:
@@ -170,66 +170,6 @@ class TableBuilder:
         return Unreachable(
             f"table `{name}` cannot be created: {text}", hint="try `icestream doctor`"
         )
-
-
-def stage_target(document: Any, prefix: str) -> StageTarget:
-    """What a task must know to write data files for this table."""
-    properties = document["properties"]
-    location = properties.get("write.data.path") or document["location"].rstrip("/") + "/data"
-    spec = _by_id(document["partition-specs"], "spec-id", document["default-spec-id"])
-    order = _by_id(document["sort-orders"], "order-id", document["default-sort-order-id"])
-    return StageTarget(
-        schema_json=json.dumps(current_schema(document)),
-        spec_json=json.dumps(spec),
-        sort_order_json=json.dumps(order),
-        data_location=location,
-        file_prefix=prefix,
-        properties={name: value for name, value in properties.items() if name.startswith("write.")},
-    )
-
-
-def _by_id(entries: Any, key: str, wanted: int) -> Any:
-    return next(each for each in entries if each[key] == wanted)
-
-
-def current_fields(document: Any) -> list[str]:
-    """Top-level column names of the current schema in Iceberg's metadata JSON."""
-    return [field["name"] for field in current_schema(document)["fields"]]
-
-
-def missing_included(design: TableDesign, document: Any) -> list[NewField]:
-    """Columns of ours that a table made without `source.include` or upserts does not have yet."""
-    there = current_fields(document)
-    included = [f for f in design.metadata if f not in METADATA_COLUMNS]
-    return [NewField((), f.name, f.field_type) for f in included if f.name not in there]
-
-
-def current_schema(document: Any) -> Any:
-    """The current schema in Iceberg's metadata JSON."""
-    return _by_id(document["schemas"], "schema-id", document["current-schema-id"])
-
-
-def awaits_layout(design: TableDesign, document: Any, more: Sequence[str] = ()) -> bool:
-    """Whether partitioning and order waited for columns that, with `more`, are there by now."""
-    wanted = laid_out_columns(design)
-    return (
-        bool(wanted)
-        and _has_no_layout_or_data(document)
-        and wanted <= {*current_fields(document), *more}
-    )
-
-
-def _has_no_layout_or_data(document: Any) -> bool:
-    """Never laid out and without data: the first batch may still decide the layout."""
-    laid_out = document["default-spec-id"] or document["default-sort-order-id"]
-    current = document.get("current-snapshot-id")
-    newest = [each for each in document.get("snapshots", ()) if each["snapshot-id"] == current]
-    files = newest[0].get("summary", {}).get("total-data-files", "0") if newest else "0"
-    return (
-        not laid_out
-        and files == "0"
-        and not any(each["fields"] for each in document["partition-specs"])
-    )
 
 
 def _field_name(part: PartitionField) -> str:

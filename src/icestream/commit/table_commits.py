@@ -6,71 +6,35 @@ accept_losses    write down positions that the source can no longer give
 commit_consumed  write down consumed positions that had no rows
 """
 
-import random
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-from icestream import events
-from icestream.batch.decode_task import TaskReport
-from icestream.batch.shuffle import FileSpread
-from icestream.commit import protocol
-from icestream.commit.java_catalog import AddedFiles, CommitBase, IcebergTables
-from icestream.commit.protocol import (
-    BatchPlan,
-    Claim,
-    CommitOutcome,
-    CommitResult,
-    MarkerStatus,
-    PositionRange,
-    TableState,
-)
-from icestream.commit.refusals import partitions_refusal, refusal
+from icestream import events, positions
+from icestream.batch.report import TaskReport
+from icestream.batch.run_tables import RunTable
+from icestream.batch.table_batch import TableBatch
+from icestream.commit import protocol, retry
+from icestream.commit.attempt import CommitBase
+from icestream.commit.java_catalog import IcebergTables
+from icestream.commit.port import AddedFiles
+from icestream.commit.protocol import BatchPlan, Claim, CommitOutcome, MarkerStatus
+from icestream.commit.refusals import refusal
+from icestream.commit.retry import CommitResult
 from icestream.commit.selftest import refuse_unsafe
-from icestream.config.options.table import TableRule
+from icestream.commit.table_state import TableState, located_marker, table_location
 from icestream.errors import GaveUp, InternalError
 from icestream.events import EventBus
 from icestream.failpoints import failpoint
-from icestream.index.reader import IndexReader
-from icestream.sources import LocatedMarker, LossReport, Source, StartPositions
-from icestream.tables.design import TableDesign, quarantine_name
-from icestream.tables.marker import Counts, Marker, Positions
-from icestream.write.discard import discard
-from icestream.write.partition import most_partitions
-from icestream.write.staged import changed_or_missing
+from icestream.positions import PositionRange, describe_range
+from icestream.sources import LossReport, Source, StartPositions
+from icestream.tables.design import quarantine_name
+from icestream.tables.marker import Counts, Marker
+from icestream.write.partition import most_partitions, partitions_refusal
+from icestream.write.staged import changed_or_missing, discard
 from icestream.write.target import StagedFile
 
 _CLOCKS_DIFFER = 60.0  # seconds that Iceberg puts up with
-_ATTEMPTS = 10  # commits of one batch to one table, from ever newer bases
-
-
-@dataclass
-class RunTable:
-    """One table of this run."""
-
-    name: str
-    rule: TableRule
-    design: TableDesign
-    has_quarantine: bool
-    consumed: Positions = field(default_factory=dict)  # seen go by, with rows or without
-    marker_written_at: float = field(default_factory=time.monotonic)
-    file_spread: FileSpread = field(default_factory=FileSpread)
-
-
-@dataclass(frozen=True)
-class TableBatch:
-    """One table's share of one batch, planned and not yet staged."""
-
-    table: RunTable
-    range: PositionRange
-    state: TableState
-    plan: BatchPlan
-    quarantine: TableState | None
-    commit_id: str
-    stream_ids: Mapping[str, str]
-    keys: tuple[str, ...] = ()  # of a mirror
-    index: IndexReader | None = None  # of a mirror, at the view's snapshot
 
 
 class TableCommitter:
@@ -114,8 +78,8 @@ class TableCommitter:
         def still_ours(seen: TableState) -> CommitOutcome:
             return protocol.claim_outcome(seen, self.claim)
 
-        settled = protocol.commit_with_retries(
-            self._tables, name, view, claimed, AddedFiles(), _backoff, look=still_ours
+        settled = retry.commit_with_retries(
+            self._tables, name, view, claimed, AddedFiles(), retry.backoff, look=still_ours
         )
         self._raise_unless_landed(name, settled)
         failpoint("claimed")
@@ -223,8 +187,8 @@ class TableCommitter:
                 seen, commit_id, losses.lost, losses.resume, losses.stream_ids
             )
 
-        settled = protocol.commit_with_retries(
-            self._tables, name, view, forgiven, AddedFiles(), _backoff
+        settled = retry.commit_with_retries(
+            self._tables, name, view, forgiven, AddedFiles(), retry.backoff
         )
         if (
             settled.outcome is CommitOutcome.RESTAGE
@@ -240,7 +204,7 @@ class TableCommitter:
         view = self._tables.load(table.name)
         self._refuse_unless_ours(table.name, view)
         reached = located_marker(view).marker.positions
-        if protocol.max_positions(reached, table.consumed) != reached:
+        if positions.max_positions(reached, table.consumed) != reached:
             batch = PositionRange(reached, table.consumed)
             plan = BatchPlan(protocol.BatchVerdict.COMMIT, {})
             ids = self._source.stream_ids(table.consumed)
@@ -303,8 +267,8 @@ class TableCommitter:
             )
 
         failpoint("marker-checked")
-        settled = protocol.commit_with_retries(
-            self._tables, name, view, advanced, append, _backoff, pinned=append.base_only
+        settled = retry.commit_with_retries(
+            self._tables, name, view, advanced, append, retry.backoff, pinned=append.base_only
         )
         if settled.outcome is CommitOutcome.RESTAGE:
             return None
@@ -333,27 +297,6 @@ class TableCommitter:
         raise refusal(name, settled.outcome.value)
 
 
-def located_marker(view: TableState) -> LocatedMarker:
-    """A claimed table's marker with the place that its details are relative to."""
-    if view.marker is None:
-        raise InternalError("a table lost its marker right after the claim")
-    return LocatedMarker(view.marker, table_location(view))
-
-
-def table_location(view: TableState) -> str:
-    """The table's location."""
-    return str(view.base.document["location"])
-
-
-def describe_range(batch: PositionRange) -> str:
-    """A range, for people: `orders/0 120 to 180`."""
-    return ", ".join(
-        f"{stream}/{number} {batch.start.get(stream, {}).get(number, 0)} to {stop}"
-        for stream, partitions in batch.stop.items()
-        for number, stop in partitions.items()
-    )
-
-
 def _refuse_an_early_clock(name: str, view: TableState) -> None:
     """Iceberg takes no snapshot that is older than the newest one by more than a minute."""
     document = view.base.document if isinstance(view.base, CommitBase) else {}
@@ -371,11 +314,3 @@ def _refuse_an_early_clock(name: str, view: TableState) -> None:
 def _seconds_since(at: int | None, now: float) -> float | None:
     """Seconds from a timestamp in µs to now."""
     return None if at is None else round(now - at / 1e6, 3)
-
-
-def _backoff(attempt: int) -> bool:
-    """Wait a little longer each time, never in step with other writers."""
-    if attempt >= _ATTEMPTS:
-        return False
-    time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.05 * 2**attempt))  # noqa: S311
-    return True

@@ -12,19 +12,14 @@ from pyiceberg.table.snapshots import Snapshot
 from icestream.errors import InternalError
 from icestream.index.entries import LARGEST
 from icestream.index.key_index import KeyIndex, create_index
-from icestream.index.live_rows import (
-    IndexedColumns,
-    LiveFiles,
-    deleted_positions,
-    live_rows,
-    read_manifests,
-    write_order,
-)
+from icestream.index.live_rows import IndexedColumns, live_rows
 from icestream.index.merge import KEEP_SECONDS, MergeJob, RunRef, merge
 from icestream.index.sorted_run import open_run
 from icestream.index.spill import EntrySpill
 from icestream.index.tombstones import read_tombstones
-from icestream.tables.marker import Positions
+from icestream.positions import Positions
+from icestream.tables.live_files import LiveFiles, read_manifests, write_order
+from icestream.tables.position_deletes import deleted_positions
 
 BUCKETS = 16
 

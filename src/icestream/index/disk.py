@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from icestream.errors import IndexDamaged as IndexDamaged
 from icestream.errors import SetupError
 
 
@@ -64,3 +65,12 @@ def _draft(path: Path, data: Any) -> Path:
         draft.unlink(missing_ok=True)
         raise
     return draft
+
+
+def damaged(what: str, where: Path | str) -> IndexDamaged:
+    """Say what is wrong with a file."""
+    return IndexDamaged(
+        f"the key index is damaged: {what}",
+        where=str(where),
+        hint="start again: it is built anew from the table",
+    )

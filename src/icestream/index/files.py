@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from icestream.index.damage import damaged
-from icestream.index.disk import write_whole
+from icestream.index.disk import damaged, write_whole
 from icestream.index.merge import merge_count
 
 FOLDER = "files"

@@ -11,28 +11,20 @@ from pyiceberg.manifest import ManifestEntry
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
+from icestream.errors import IndexDamaged
 from icestream.index.bucket import lookup
 from icestream.index.build import BUCKETS, IndexBuildStats, build
-from icestream.index.damage import IndexDamaged
 from icestream.index.entries import IndexEntries
 from icestream.index.key_index import IndexUnusable, KeyIndex, open_index
 from icestream.index.keys import bucket_of
-from icestream.index.live_rows import (
-    IndexedColumns,
-    LiveFiles,
-    RowPositions,
-    deleted_positions,
-    is_delete,
-    live_rows,
-    read_deletes,
-    read_manifests,
-    write_order,
-)
+from icestream.index.live_rows import IndexedColumns, live_rows
 from icestream.index.merge import RunRef
 from icestream.index.sorted_run import cut_by_hash, open_run
 from icestream.index.spill import EntrySpill
 from icestream.index.tombstones import read_tombstones
-from icestream.tables.marker import Positions
+from icestream.positions import Positions
+from icestream.tables.live_files import LiveFiles, is_delete, read_manifests, write_order
+from icestream.tables.position_deletes import RowPositions, deleted_positions, read_deletes
 
 _COMMIT_ID = "icestream.commit-id"
 _AT_ONCE = 1 << 19  # entries in memory

@@ -16,11 +16,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from icestream.errors import Fenced
+from icestream.errors import Fenced, IndexDamaged
 from icestream.index import manifest as manifests
 from icestream.index.bucket import LookupResult
-from icestream.index.damage import IndexDamaged, damaged
-from icestream.index.disk import write_whole
+from icestream.index.disk import damaged, write_whole
 from icestream.index.files import FOLDER, append_list, load_files
 from icestream.index.keys import Hashes
 from icestream.index.manifest import IndexManifest, publish

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from icestream.errors import Fenced
-from icestream.index.damage import damaged
-from icestream.index.disk import write_once
+from icestream.index.disk import damaged, write_once
 from icestream.index.files import FileListRef
 from icestream.index.merge import RunRef
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icestream.index.bucket import is_live
-from icestream.index.damage import damaged
+from icestream.index.disk import damaged
 from icestream.index.entries import IndexEntries, concat_entries
 from icestream.index.sorted_run import (
     RunIdentity,

@@ -11,7 +11,7 @@ import numpy as np
 from icestream.errors import InternalError
 from icestream.index import manifest as manifests
 from icestream.index.bucket import LookupResult, is_live, lookup
-from icestream.index.damage import damaged
+from icestream.index.disk import damaged
 from icestream.index.entries import IndexEntries, concat_entries
 from icestream.index.files import NumberedFiles, load_files
 from icestream.index.keys import Hashes, bucket_of

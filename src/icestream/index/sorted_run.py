@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from icestream.index.damage import damaged
-from icestream.index.disk import writing
+from icestream.index.disk import damaged, writing
 from icestream.index.entries import COLUMNS, IndexEntries
 
 _MAGIC = b"ICEIDX01"

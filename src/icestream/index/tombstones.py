@@ -21,7 +21,7 @@ from pyarrow import fs
 from icestream.index.entries import IndexEntries, tombstone_entries
 from icestream.index.keys import Hashes
 from icestream.index.merge import KEEP_SECONDS
-from icestream.tables.marker import Positions
+from icestream.positions import Positions
 from icestream.tables.storage import filesystem
 
 FOLDER = "_icestream/tombstones"

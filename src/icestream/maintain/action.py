@@ -60,3 +60,7 @@ class ActionResult:
     seconds: float = 0.0
     attempts: int = 1
     detail: str = ""  # why it gave way or failed
+
+
+class GaveWay(Exception):
+    """The action cannot be done as the table is now, and why; nothing has changed."""

@@ -9,10 +9,10 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from icestream.commit.java_catalog import IcebergTables
 from icestream.config.options.maintenance import MaintenanceOptions
-from icestream.maintain.action import Action, ActionKind, ActionResult, Ending
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, GaveWay
 from icestream.maintain.expire import expire
 from icestream.maintain.gate import GateClosed, MaintenanceGate
-from icestream.maintain.iceberg_actions import TARGET, GaveWay, IcebergActions, Progress, Stopped
+from icestream.maintain.iceberg_actions import TARGET, IcebergActions, Progress, Stopped
 from icestream.maintain.orphans import remove_orphans
 from icestream.tables.design import KEYS_PROPERTY
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 
@@ -19,6 +18,7 @@ from icestream.tables.manifests import (
     ManifestColumns,
     Numbers,
 )
+from icestream.tables.position_deletes import read_deleted_paths
 
 Values = tuple[Any, ...]  # of a partition, as Iceberg stores them
 Namer = Callable[[Values], str]
@@ -102,16 +102,9 @@ class DeleteFileReader:
             elif left:
                 left -= 1
                 with suppress(OSError, pa.ArrowException):  # not Parquet, or gone: `verify` tells
-                    found[path] = _read_paths(io, path)
+                    found[path] = read_deleted_paths(io, path)
         self._known = found
         return found
-
-
-def _read_paths(io: FileIO, path: str) -> tuple[pa.Array, Numbers]:
-    with io.new_input(path).open() as stream:
-        column = pq.read_table(stream, columns=["file_path"]).column("file_path")
-    counted = pc.value_counts(column.combine_chunks())
-    return counted.field("values"), counted.field("counts").to_numpy()
 
 
 def contents_of(

@@ -9,7 +9,8 @@ from py4j.protocol import Py4JJavaError
 
 from icestream.commit.attempt import ActionOperations
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.protocol import MarkerStatus, TableState, marker_status
+from icestream.commit.protocol import MarkerStatus, marker_status
+from icestream.commit.table_state import TableState
 from icestream.config.options.maintenance import ExpireSnapshots
 from icestream.maintain.action import Action, ActionResult, Ending
 

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 
 from icestream.commit.attempt import ActionOperations
-from icestream.commit.java_catalog import REWRITE_ID, IcebergTables, rewrites_among
-from icestream.commit.protocol import CommitFailed, TableState
+from icestream.commit.java_catalog import IcebergTables
+from icestream.commit.port import CommitFailed
+from icestream.commit.table_state import TableState
 from icestream.failpoints import failpoint
-from icestream.maintain.action import Action, ActionResult, Ending, FileGroup
+from icestream.maintain.action import Action, ActionResult, Ending, FileGroup, GaveWay
 from icestream.maintain.filters import partition_filter
 from icestream.maintain.gate import GateClosed
+from icestream.tables.commits import REWRITE_ID, rewrites_among
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,10 +46,6 @@ _SETTINGS = {
 
 Stopped = Callable[[], bool]
 Progress = Callable[[int, int], None]
-
-
-class GaveWay(Exception):
-    """Somebody else was at the table, who comes first."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +274,7 @@ def _commits(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
 
 def _is_committed(view: TableState, mark: str) -> bool:
     """Whether the rewrite is in the table."""
-    return mark in rewrites_among(view.base.document, view.ancestors).values()
+    return mark in rewrites_among(view.base.document, view.snapshot_ids).values()
 
 
 def _remove(files: Iterable[Any], io: Any) -> None:

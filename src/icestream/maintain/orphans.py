@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from icestream.commit.java_catalog import CommitBase, IcebergTables, table_state
+from icestream.commit.attempt import CommitBase
+from icestream.commit.java_catalog import IcebergTables
+from icestream.commit.table_state import table_state
 from icestream.failpoints import failpoint
 from icestream.maintain.action import Action, ActionResult, Ending
 from icestream.tables.marker import Marker, property_name

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 
 from icestream.catalogs import catalog_for
@@ -15,8 +14,7 @@ from icestream.maintain.action import Action
 from icestream.maintain.health import HealthReader, TableHealth
 from icestream.maintain.policy import due_actions
 from icestream.maintain.rewrite_speed import PastAction
-from icestream.tables.design import quarantine_name
-from icestream.tables.inventory import routed_tables, translate_catalog_errors
+from icestream.tables.inventory import table_names, translate_catalog_errors
 
 
 @dataclass(frozen=True)
@@ -65,16 +63,6 @@ def survey(
                 broken[name] = told.splitlines()[0][:200]
     actions = tuple(due_actions(found, options, past, now))
     return Survey(config.name, tuple(found), tuple(missing), broken, actions, options is False)
-
-
-def table_names(config: PipelineConfig, catalog: Catalog) -> list[str]:
-    """The pipeline's tables, and their quarantines where there are any."""
-    found = []
-    for name, _ in routed_tables(config, catalog):
-        found.append(name)
-        if catalog.table_exists(quarantine_name(name)):
-            found.append(quarantine_name(name))
-    return found
 
 
 def _action_facts(action: Action) -> dict[str, Any]:

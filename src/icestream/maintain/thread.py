@@ -10,13 +10,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import NoSuchTableError
 
 from icestream import events
-from icestream.catalogs import CatalogAdapter, catalog_for
-from icestream.commit.java_catalog import IcebergTables
+from icestream.catalogs import catalog_for
+from icestream.commit.java_catalog import java_tables
 from icestream.config.model import PipelineConfig
 from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.config.route import QUARANTINE
@@ -27,7 +27,7 @@ from icestream.maintain.gate import MaintenanceGate
 from icestream.maintain.health import HealthReader, TableHealth
 from icestream.maintain.past_actions import past_actions
 from icestream.maintain.policy import due_actions
-from icestream.maintain.survey import table_names
+from icestream.tables.inventory import table_names
 from icestream.tables.marker import Marker, property_name
 
 if TYPE_CHECKING:
@@ -275,12 +275,3 @@ class MaintenanceThread:
             self._mirrors,
             self._run_id,
         )
-
-
-def java_tables(spark: "SparkSession", catalog: CatalogAdapter, pipeline: str) -> IcebergTables:
-    """The tables of a catalog in the driver's JVM."""
-    jvm: Any = spark.sparkContext._jvm
-    opened = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
-        catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
-    )
-    return IcebergTables(jvm, opened, pipeline)

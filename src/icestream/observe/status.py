@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from icestream.catalogs import catalog_for
-from icestream.commit.java_catalog import table_state
 from icestream.commit.protocol import MarkerStatus, marker_status
+from icestream.commit.table_state import table_state
 from icestream.config.load import LoadedConfig
-from icestream.config.router import Router
+from icestream.config.route import Router
 from icestream.events import PartitionState
 from icestream.observe import history
 from icestream.tables.marker import property_name

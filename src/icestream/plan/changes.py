@@ -7,12 +7,11 @@ from typing import Literal
 
 from pyiceberg.table import Table
 
-from icestream.commit.table_builder import awaits_layout, missing_included
 from icestream.config.ddl import format_type, quoted
 from icestream.plan import ddl
 from icestream.plan.sample import SampleResult
 from icestream.schema import is_wider
-from icestream.tables.design import TableDesign
+from icestream.tables.design import TableDesign, awaits_layout, missing_included
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from icestream.batch.row_layout import RowLayout, split_good_and_bad
 from icestream.catalogs import catalog_for
 from icestream.config.load import LoadedConfig
 from icestream.config.model import PipelineConfig
-from icestream.config.router import Router
+from icestream.config.route import Router
 from icestream.formats import format_for
 from icestream.schema import OUR_NAMES, merge_new_fields, with_new_fields
 from icestream.sources import source_for

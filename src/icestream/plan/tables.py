@@ -19,11 +19,10 @@ from pyiceberg.types import NestedField
 
 from icestream.catalogs import catalog_for
 from icestream.catalogs.local import FILE, LocalCatalog
-from icestream.commit.table_builder import DEFAULTS, missing_included
 from icestream.config.ddl import format_type
 from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
-from icestream.config.router import Router
+from icestream.config.route import Router
 from icestream.errors import IcestreamError, SetupError, TopicMissing, Unreachable
 from icestream.formats import format_for
 from icestream.plan.changes import TableChange, changes, differences
@@ -32,12 +31,14 @@ from icestream.plan.sample import SampleResult, decode_sample
 from icestream.schema import OUR_NAMES
 from icestream.sources import source_for
 from icestream.tables.design import (
+    DEFAULTS,
     KEYS_PROPERTY,
     TableDesign,
     declared_design,
     key_columns,
     laid_out_columns,
     layout_is_known,
+    missing_included,
 )
 from icestream.tables.inventory import routed_tables, translate_catalog_errors
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from icestream.commit.java_catalog import table_state
 from icestream.commit.protocol import MarkerStatus, marker_status
 from icestream.commit.refusals import refusal
+from icestream.commit.table_state import table_state
 from icestream.errors import TableRefused
-from icestream.tables.marker import Counts, Loss, Marker, Positions
+from icestream.positions import Positions
+from icestream.tables.marker import Counts, Loss, Marker
 
 # Losses after which positions mean other records than before, or none.
 _UNTOLD = ("recreated", "truncated", "deleted")

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from icestream.errors import TableRefused
+from icestream.positions import Positions
 from icestream.rewind.history import HistorySnapshot, TableHistory, flat, not_among
-from icestream.tables.marker import Counts, Marker, Positions
+from icestream.tables.marker import Counts, Marker
 
 # (snapshot of a quarantine table, positions) → its rows below them
 CountBelow = Callable[[int, Positions], int]

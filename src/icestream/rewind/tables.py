@@ -15,6 +15,7 @@ from icestream.catalogs import catalog_for
 from icestream.commit.rewind import commit_rewind
 from icestream.config.model import PipelineConfig
 from icestream.errors import Gap, GaveUp, TableRefused, Unreachable, UsageError
+from icestream.positions import Positions
 from icestream.rewind.history import TableHistory, flat, marker_after_rewind, table_history
 from icestream.rewind.plan import (
     RewindPlan,
@@ -27,7 +28,7 @@ from icestream.rewind.plan import (
 from icestream.rewind.replay import losses_of
 from icestream.tables.design import quarantine_name
 from icestream.tables.inventory import routed_tables, translate_catalog_errors
-from icestream.tables.marker import Counts, Positions, property_name
+from icestream.tables.marker import Counts, property_name
 
 _ATTEMPTS = 5  # a run that is still at work may commit between our look and our commit
 

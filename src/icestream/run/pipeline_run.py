@@ -2,39 +2,35 @@
 
 import shutil
 import threading
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 
-from icestream.batch.mirrors import Mirrors
-from icestream.catalogs import catalog_for, storage_of
-from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.table_builder import TableBuilder
-from icestream.commit.table_commits import describe_range
 from icestream.config.model import PipelineConfig
-from icestream.errors import GaveUp, IcestreamError, SparkEnded
+from icestream.errors import IcestreamError, SparkEnded
 from icestream.events import EventBus, RunFailed, RunStopped
 from icestream.failpoints import failpoint
-from icestream.formats import format_for
 from icestream.maintain.thread import MaintenanceThread
 from icestream.pipeline import Pipeline
+from icestream.positions import describe_range
 from icestream.run import failures
+from icestream.run.assemble import build_pipeline
+from icestream.run.failures import (
+    DEATH_SECONDS,
+    is_connection_loss,
+    translate_spark_death,
+    unknown_failure,
+)
 from icestream.run.restart_policy import is_retryable
 from icestream.sources import Query, Source, source_for
 from icestream.spark.ended import exit_code, folder_deleted, spark_ended
-from icestream.tables.design import declared_design
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-_DEATH_SECONDS = 5.0  # from the first sign of the JVM's death to its exit code
 
 
 class StopRequested(Exception):
@@ -134,7 +130,7 @@ class PipelineRun:
     def _mark_spark_ended(self) -> SparkEnded:
         """The JVM is gone: nothing can be asked or stopped there any more."""
         query, self.query = self.query, None
-        self.failure = ended = spark_ended(self.config, exit_code(_DEATH_SECONDS))
+        self.failure = ended = spark_ended(self.config, exit_code(DEATH_SECONDS))
         if query is not None:
             with suppress(Py4JError, OSError):  # one of ours has a thread here
                 query.stop()
@@ -145,7 +141,7 @@ class PipelineRun:
         try:
             reason = self.find_cause(failure)
         except Exception as another:
-            if _is_connection_loss(another):  # and the failure was the first sign of it
+            if is_connection_loss(another):  # and the failure was the first sign of it
                 return self._mark_spark_ended()
             reason = None
         return reason or unknown_failure(self.config, failure)
@@ -170,49 +166,6 @@ class PipelineRun:
         return full or self.pipeline.explain_failure()
 
 
-def _is_connection_loss(failure: BaseException) -> bool:
-    """Whether Java did not answer; it does when it says what failed."""
-    return isinstance(failure, Py4JError | ConnectionError) and not isinstance(
-        failure, Py4JJavaError
-    )
-
-
-def _spark_death(config: PipelineConfig, failure: BaseException) -> SparkEnded | None:
-    """The end of the JVM, if that is behind a failure."""
-    # A connection that breaks may be to another server; Java is alive then, all that time.
-    code = exit_code(_DEATH_SECONDS if _is_connection_loss(failure) else 0)
-    return None if code is None else spark_ended(config, code)
-
-
-@contextmanager
-def _translate_spark_death(config: PipelineConfig) -> Iterator[None]:
-    """What fails because the JVM is gone says so."""
-    try:
-        yield
-    except Exception as failure:
-        if not isinstance(failure, IcestreamError) and (ended := _spark_death(config, failure)):
-            raise ended from None
-        raise
-
-
-def unknown_failure(config: PipelineConfig, failure: BaseException) -> GaveUp:
-    """A failure that nobody knows, for the log in full and for people in one line."""
-    if ended := _spark_death(config, failure):
-        return ended
-    logs = Path(config.state_location) / "logs"
-    text = str(failure).strip().splitlines()
-    first = text[0] if text else type(failure).__name__
-    with suppress(OSError):  # a full disk may be what failed
-        logs.mkdir(parents=True, exist_ok=True)
-        with (logs / "failures.log").open("a") as log:
-            traceback.print_exception(failure, file=log)
-    return GaveUp(
-        f"pipeline `{config.name}`: {type(failure).__name__}: {first}",
-        where=str(logs),
-        hint="nothing is lost; the logs have the details, and a restart is safe",
-    )
-
-
 def start_run(
     spark: "SparkSession",
     config: PipelineConfig,
@@ -227,7 +180,7 @@ def start_run(
     """
     runs = [] if runs is None else runs
     source = source_for(config.source)
-    with _translate_spark_death(config):
+    with translate_spark_death(config):
         pipeline, maintenance = build_pipeline(spark, config, bus, source, tuple(runs))
     runs.append(pipeline.run_id)
     folder = Path(config.state_location) / config.name / "runs"
@@ -236,7 +189,7 @@ def start_run(
     run = PipelineRun(config, pipeline, source, None if once else maintenance)
     ends = once and source.ends_by_itself
     try:
-        with _translate_spark_death(config):
+        with translate_spark_death(config):
             stream = pipeline.open(spark, folder, once, accept_loss)
             assert pipeline.scratch is not None
             name = f"icestream {config.name} {pipeline.run_id}"
@@ -257,44 +210,6 @@ def start_run(
     elif run.maintenance:
         run.maintenance.start()
     return run
-
-
-def build_pipeline(
-    spark: "SparkSession",
-    config: PipelineConfig,
-    bus: EventBus,
-    source: Source,
-    after: Sequence[str] = (),
-) -> tuple[Pipeline, MaintenanceThread | None]:
-    """All that a run needs, put together; nothing is claimed yet, and nothing looked after."""
-    catalog = catalog_for(config.catalog)
-    catalog.check()  # in plain words, before Java says it in its own
-    jvm: Any = spark.sparkContext._jvm
-    jvm_catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
-        catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
-    )
-    tables = IcebergTables(jvm, jvm_catalog, config.name)
-    record_format = format_for(config.source.format)
-    include = getattr(config.source, "include", ())
-    builder = TableBuilder(jvm, jvm_catalog, tables)
-    cores = spark.sparkContext.defaultParallelism
-    mirrors = Mirrors(config, storage_of(catalog), builder, bus, cores)
-    pipeline = Pipeline(
-        config=config,
-        source=source,
-        record_format=record_format,
-        tables=tables,
-        builder=builder,
-        design=lambda name, rule: declared_design(name, rule, record_format, include),
-        bus=bus,
-        mirrors=mirrors,
-        after=after,
-    )
-    if config.maintenance is False:
-        return pipeline, None
-    return pipeline, MaintenanceThread(
-        config, config.maintenance, spark, bus, pipeline.run_id, mirrors
-    )
 
 
 def _seconds(config: PipelineConfig) -> float:

@@ -1,19 +1,16 @@
 """Runs pipelines: starts Spark, starts each stream, supervises them, stops at a commit."""
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.config.load import LoadedConfig
 from icestream.config.model import PipelineConfig
-from icestream.errors import ConfigError, GaveUp, IcestreamError, SetupError
+from icestream.errors import ConfigError, GaveUp, IcestreamError
 from icestream.events import (
     Event,
     EventBus,
@@ -27,6 +24,8 @@ from icestream.observe.history import History
 from icestream.run import failures, pipeline_run
 from icestream.run.pipeline_run import PipelineRun
 from icestream.run.restart_policy import RestartPolicy, is_retryable
+from icestream.run.scratch import make_state_folder
+from icestream.run.signals import stop_signals
 from icestream.sources import source_for
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def run(
     for config in configs:
         settings.update({**spark_conf(catalog_for(config.catalog)), **config.spark})
     with stop_signals() as (stop, listen):
-        state = _state_folder(configs[0])
+        state = make_state_folder(configs[0])
         sources = [source_for(config.source) for config in configs]
         sets = [name for source in sources for name in source.jar_sets]
         flags = [flag for source in sources for flag in source.java_options]
@@ -65,50 +64,6 @@ def run(
             finally:
                 with suppress(Exception):  # it may be the one that died
                     spark.stop()
-
-
-def _state_folder(config: PipelineConfig) -> Path:
-    """Where derived data goes; raises SetupError when nothing can."""
-    state = Path(config.state_location)
-    hint = "set `state_location` to a folder that you may write to"
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise SetupError(
-            f"state folder `{state}` cannot be made: {failure.strerror}", hint=hint
-        ) from None
-    if not os.access(state, os.W_OK):
-        raise SetupError(f"state folder `{state}` is not writable", hint=hint)
-    return state
-
-
-@contextmanager
-def stop_signals() -> Iterator[tuple[threading.Event, Callable[[], None]]]:
-    """The first Ctrl-C or SIGTERM asks for a stop; a second one takes the process down as it is.
-
-    → the event to wait for, and a call that takes the signals back after Spark has taken them.
-    """
-    stop = threading.Event()
-    kinds = (signal.SIGINT, signal.SIGTERM)
-
-    def ask(number: int, _: FrameType | None) -> None:
-        if stop.is_set():
-            for kind in kinds:
-                signal.signal(kind, signal.SIG_DFL)
-            signal.raise_signal(number)
-        stop.set()
-
-    def listen() -> None:
-        for kind in kinds:
-            signal.signal(kind, ask)
-
-    before = {kind: signal.getsignal(kind) for kind in kinds}
-    listen()
-    try:
-        yield stop, listen
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 def run_on(
@@ -213,9 +168,7 @@ class SupervisedPipeline:
             self._retry_or_give_up(failure, "", None, now)
         except Exception as failure:
             # In Spark's or Java's own words: another try is as good as after a broken batch.
-            self._retry_or_give_up(
-                pipeline_run.unknown_failure(self._config, failure), "", None, now
-            )
+            self._retry_or_give_up(failures.unknown_failure(self._config, failure), "", None, now)
 
     def _retry_or_give_up(
         self, failure: BaseException | None, run_id: str, stuck_on: str | None, now: float

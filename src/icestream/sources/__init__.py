@@ -1,7 +1,6 @@
 """Sources: contract and registry. A source turns a position range into Kafka-shaped records."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -9,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from icestream.commit.protocol import PositionRange
-from icestream.errors import Unreachable
 from icestream.plugins import plugin
-from icestream.tables.marker import Loss, Marker, Positions
+from icestream.positions import PositionRange, Positions
+from icestream.tables.marker import LocatedMarker, Loss
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,28 +181,7 @@ class Source(Protocol):
 RecordFloors = Mapping[str, Mapping[int, int]]
 
 
-@dataclass(frozen=True)
-class LocatedMarker:
-    """A marker and the table location that its details are relative to."""
-
-    marker: Marker
-    location: str
-
-
 def source_for(options: Any) -> Source:
     """The source that `source:` describes."""
     source: Source = plugin("source", SOURCES, options.type)(options)
     return source
-
-
-@contextmanager
-def translate_missing_log(file: Path) -> Iterator[None]:
-    """A log of a run that is no longer there says so: somebody has deleted its folder."""
-    try:
-        yield
-    except FileNotFoundError as failure:
-        raise Unreachable(
-            f"the stream's log `{file.name}` is gone: {failure.strerror}",
-            where=str(file.parent),
-            hint="was `state_location` deleted while the pipeline runs? start it again",
-        ) from None

@@ -18,20 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.protocol import PositionRange
 from icestream.errors import SetupError, SourceChanged
-from icestream.sources import (
-    LocatedMarker,
-    LossReport,
-    RecordFloors,
-    StartPositions,
-    Stream,
-    translate_missing_log,
-)
+from icestream.positions import PositionRange, Positions
+from icestream.sources import LossReport, RecordFloors, StartPositions, Stream
 from icestream.sources import ledger as ledgers
 from icestream.sources.ledger import Ledger, ListedFile, Split
 from icestream.sources.lines import LineReader, cut_into_splits, is_packed
-from icestream.tables.marker import Positions
+from icestream.spark.offset_log import translate_missing_log
+from icestream.tables.marker import LocatedMarker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

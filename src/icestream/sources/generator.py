@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.protocol import PositionRange
-from icestream.sources import LocatedMarker, LossReport, RecordFloors, StartPositions, Stream
+from icestream.positions import PositionRange, Positions
+from icestream.sources import LossReport, RecordFloors, StartPositions, Stream
 from icestream.sources.shop import ORDERS_EVERY, make
-from icestream.tables.marker import Positions
+from icestream.tables.marker import LocatedMarker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from icestream.sources import BatchHandler, translate_missing_log
-from icestream.tables.marker import Positions
+from icestream.positions import Positions
+from icestream.sources import BatchHandler
+from icestream.spark.offset_log import as_offset, translate_missing_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -155,11 +156,3 @@ def _work_order_frame(session: "SparkSession", orders: Sequence[str]) -> "DataFr
     texts = jvm.java.util.ArrayList(list(orders))
     made = session._jsparkSession.createDataset(texts, jvm.org.apache.spark.sql.Encoders.STRING())
     return DataFrame(made.toDF(), session).withColumnRenamed("value", "work")
-
-
-def as_offset(positions: Positions) -> dict[str, Any]:
-    """Positions as the JSON object that is logged."""
-    return {
-        stream: {str(number): at for number, at in partitions.items()}
-        for stream, partitions in positions.items()
-    }

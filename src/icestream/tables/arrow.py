@@ -8,6 +8,9 @@ from pyiceberg.schema import Schema
 
 from icestream.errors import SchemaRefused
 
+PATH_ID, POSITION_ID = 2147483546, 2147483545  # reserved by the specification
+
+
 FIELD_ID = b"PARQUET:field_id"  # in the metadata of an Arrow field
 
 # pyiceberg.io.pyarrow has the same mapping, but importing it costs every Python worker 2 seconds.

@@ -22,7 +22,9 @@ from icestream.schema import (
     METADATA_COLUMNS,
     QUARANTINE_SCHEMA,
     SEQUENCE_COLUMN,
+    NewField,
 )
+from icestream.tables.metadata import current_fields, has_no_layout_or_data
 
 KEYS_PROPERTY = "icestream.keys"  # of a mirror: the key columns, as a JSON list
 
@@ -122,3 +124,28 @@ def laid_out_columns(design: TableDesign) -> set[str]:
     """Top-level columns that partitioning and sort order need."""
     named = [part.column for part in design.partition_by] + [part.column for part in design.sort_by]
     return {name.partition(".")[0] for name in named}
+
+
+DEFAULTS = {
+    "format-version": "2",
+    # One metadata file per commit must not pile up: the table itself remembers what it needs.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+def missing_included(design: TableDesign, document: Any) -> list[NewField]:
+    """Columns of ours that a table made without `source.include` or upserts does not have yet."""
+    there = current_fields(document)
+    included = [f for f in design.metadata if f not in METADATA_COLUMNS]
+    return [NewField((), f.name, f.field_type) for f in included if f.name not in there]
+
+
+def awaits_layout(design: TableDesign, document: Any, more: Sequence[str] = ()) -> bool:
+    """Whether partitioning and order waited for columns that, with `more`, are there by now."""
+    wanted = laid_out_columns(design)
+    return (
+        bool(wanted)
+        and has_no_layout_or_data(document)
+        and wanted <= {*current_fields(document), *more}
+    )

@@ -8,8 +8,9 @@ from pyiceberg.exceptions import RESTError, ValidationError
 
 from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
-from icestream.config.router import Router
+from icestream.config.route import Router
 from icestream.errors import Unreachable
+from icestream.tables.design import quarantine_name
 from icestream.tables.marker import property_name
 
 # What catalogs raise that do not answer, by module: not each of them is installed everywhere.
@@ -61,3 +62,13 @@ def translate_catalog_errors(name: str) -> Iterator[None]:
             + str(failure).splitlines()[0][:200],
             hint="check it with `icestream validate`",
         ) from None
+
+
+def table_names(config: PipelineConfig, catalog: Catalog) -> list[str]:
+    """The pipeline's tables, and their quarantines where there are any."""
+    found = []
+    for name, _ in routed_tables(config, catalog):
+        found.append(name)
+        if catalog.table_exists(quarantine_name(name)):
+            found.append(quarantine_name(name))
+    return found

@@ -2,14 +2,15 @@
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DataFileContent,
     FileFormat,
+    ManifestContent,
     ManifestEntry,
     ManifestFile,
     read_manifest_list,
@@ -17,14 +18,14 @@ from pyiceberg.manifest import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from icestream.commit.table_builder import current_schema
-from icestream.index.live_rows import is_delete
-from icestream.upsert.places import partition_key, partition_types
-from icestream.write.position_deletes import PATH_ID, PartitionKey
+from icestream.errors import TableRefused
+from icestream.maintain.action import GaveWay
+from icestream.tables.arrow import PATH_ID
+from icestream.tables.metadata import current_schema
+from icestream.tables.partition_values import PartitionKey, partition_key, partition_types
 
-
-class GaveWay(Exception):
-    """The rewrite cannot be done as the table is now, and why; nothing has changed."""
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +156,62 @@ def removed_file_json(file: FileEntry, place: PartitionKey, content: str) -> str
             "record-count": file.records,
         }
     )
+
+
+@dataclass
+class LiveFiles:
+    """Files of some manifests: data files by path, and position-delete files."""
+
+    data: dict[str, ManifestEntry] = field(default_factory=dict)
+    deletes: list[ManifestEntry] = field(default_factory=list)
+
+
+def read_manifests(io: FileIO, manifests: Iterable[ManifestFile]) -> LiveFiles:
+    """Read manifests; what the index cannot follow is refused here."""
+    found = LiveFiles()
+    for manifest in manifests:
+        for entry in manifest.fetch_manifest_entry(io):
+            file = entry.data_file
+            if file.content == DataFileContent.EQUALITY_DELETES:
+                raise TableRefused(
+                    "the table has equality deletes, written by another program",
+                    where=file.file_path,
+                    hint="remove them first: `CALL system.rewrite_data_files` with "
+                    "`delete-file-threshold => 1`, and upsert by one program only",
+                )
+            if file.file_format != FileFormat.PARQUET:
+                raise TableRefused(
+                    f"upserts need Parquet files with position deletes, this is "
+                    f"{file.file_format.name.lower()}",
+                    where=file.file_path,
+                    hint="rewrite the table as format version 2 with Parquet files",
+                )
+            if file.content == DataFileContent.DATA:
+                found.data[file.file_path] = entry
+            else:
+                found.deletes.append(entry)
+    return found
+
+
+def is_delete(manifest: ManifestFile) -> bool:
+    """Whether a manifest lists delete files."""
+    return bool(manifest.content == ManifestContent.DELETES)
+
+
+def write_order(entry: ManifestEntry) -> tuple[int, str]:
+    """Data files in the order in which they were written."""
+    return entry.sequence_number or 0, entry.data_file.file_path
+
+
+def partition_keys(table: "Table") -> dict[str, PartitionKey]:
+    """Where each live data file belongs."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return {}
+    specs = table.metadata.specs()
+    kinds = {number: partition_types(spec, table.schema()) for number, spec in specs.items()}
+    found: dict[str, PartitionKey] = {}
+    for path, entry in read_manifests(table.io, snapshot.manifests(table.io)).data.items():
+        file = entry.data_file
+        found[path] = partition_key(file.spec_id, file.partition, kinds[file.spec_id])
+    return found

@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from icestream.errors import Replaced
-
-# stream → partition → the next position to read. A stream is a topic, or the ledger of a folder.
-Positions = Mapping[str, Mapping[int, int]]
+from icestream.positions import Positions
 
 VERSION = 1
 
@@ -72,7 +70,7 @@ class Marker:
 
     def to_json(self) -> str:
         """Compact JSON, the value of the table property."""
-        return _dumps({"version": VERSION, **asdict(self)})
+        return compact_json({"version": VERSION, **asdict(self)})
 
     @staticmethod
     def from_json(text: str) -> "Marker":
@@ -104,32 +102,14 @@ def property_name(pipeline: str) -> str:
     return f"icestream.{pipeline}.marker"
 
 
-def summary(marker: Marker, before: Positions, records: int) -> dict[str, str]:
-    """The snapshot summary: the ids, and the partitions that moved since `before`."""
-    moved = {
-        stream: changed
-        for stream, partitions in marker.positions.items()
-        if (
-            changed := {
-                number: at
-                for number, at in partitions.items()
-                if before.get(stream, {}).get(number) != at
-            }
-        )
-    }
-    entries = {
-        "icestream.pipeline": marker.pipeline,
-        "icestream.commit-id": marker.commit_id,
-        "icestream.previous-commit-id": marker.previous_commit_id,
-        "icestream.sequence": str(marker.sequence),
-        "icestream.generation": str(marker.generation),
-        "icestream.offsets": _dumps(moved),
-        "icestream.records": str(records),
-    }
-    if marker.watermark_ms is not None:
-        entries["icestream.watermark"] = str(marker.watermark_ms)
-    return {name: value for name, value in entries.items() if value is not None}
-
-
-def _dumps(value: object) -> str:
+def compact_json(value: object) -> str:
+    """JSON without spaces, keys in order: it goes into metadata with each commit."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class LocatedMarker:
+    """A marker and the table location that its details are relative to."""
+
+    marker: Marker
+    location: str

@@ -1,7 +1,9 @@
 """Partition values in the two forms that Iceberg writes down: JSON by type, and text in a path."""
 
 import base64
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote_plus
 from uuid import UUID
@@ -11,6 +13,11 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg import transforms as tr
 from pyiceberg import types as t
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import VoidTransform
+
+from icestream.tables.arrow import arrow_schema
 
 LONGEST_NAME = 200  # bytes of one folder name; file systems stop at 255
 
@@ -79,3 +86,51 @@ def _text(transform: tr.Transform[Any, Any], kind: t.IcebergType, value: Any) ->
     if isinstance(kind, t.BinaryType | t.FixedType):
         return base64.b64encode(bytes.fromhex(value)).decode()
     return "NaN" if value != value else str(value)
+
+
+@dataclass(frozen=True)
+class PartitionKey:
+    """Where a data file belongs: a partition, and the spec that it is one of."""
+
+    spec_id: int
+    partition: tuple[Any, ...]  # values as in Iceberg's JSON
+
+    @staticmethod
+    def of(content_json: str) -> "PartitionKey":
+        """Of a staged file."""
+        facts = json.loads(content_json)
+        return PartitionKey(facts["spec-id"], tuple(facts["partition"]))
+
+
+def partition_key(spec_id: int, partition: Any, kinds: Sequence[t.IcebergType]) -> PartitionKey:
+    """A partition, given its values by number as PyIceberg reads them."""
+    told = [_json(partition[at], kind) for at, kind in enumerate(kinds)]
+    return PartitionKey(spec_id, tuple(told))
+
+
+def partition_types(spec: PartitionSpec, schema: Schema) -> list[t.IcebergType]:
+    """The types of the values of a partition spec."""
+    return [
+        t.UnknownType()
+        if isinstance(field.transform, VoidTransform)
+        else field.transform.result_type(schema.find_type(field.source_id))
+        for field in spec.fields
+    ]
+
+
+def _json(value: Any, kind: t.IcebergType) -> Any:
+    """A partition value, as PyIceberg reads it from a manifest, in Iceberg's JSON."""
+    if value is None or isinstance(kind, t.UnknownType):
+        return None
+    arrow = arrow_schema(Schema(t.NestedField(1, "x", kind))).field(0).type
+    storage = arrow.storage_type if isinstance(arrow, pa.ExtensionType) else arrow
+    if isinstance(value, int) and pa.types.is_temporal(storage):
+        width = pa.int32() if pa.types.is_date32(storage) else pa.int64()
+        column = pa.array([value], width).cast(storage)
+    elif isinstance(kind, t.UUIDType):
+        column = pa.array([value.bytes], storage)
+    else:
+        column = pa.array([value], storage)
+    if isinstance(arrow, pa.ExtensionType):
+        column = pa.ExtensionArray.from_storage(arrow, column)
+    return json_values(column, kind)[0]

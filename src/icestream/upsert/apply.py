@@ -3,7 +3,6 @@
 fold ▸ look the old rows up ▸ stage new rows and index entries ▸ note the positions that die.
 """
 
-import base64
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +20,8 @@ from icestream.index.keys import EVERY_KEY, Hashes, bucket_of, key_hashes
 from icestream.index.reader import IndexReader
 from icestream.index.sequences import SourceSequences
 from icestream.index.tombstones import write_tombstones
+from icestream.positions import Positions
 from icestream.tables.arrow import arrow_schema
-from icestream.tables.marker import Positions
 from icestream.upsert.changes import SEQUENCE, ChangeBatch
 from icestream.upsert.fold import (
     FoldResult,
@@ -34,6 +33,7 @@ from icestream.upsert.fold import (
 )
 from icestream.upsert.old_rows import read_rows
 from icestream.upsert.value_origins import ValueOrigin, ValueOriginFinder
+from icestream.write.position_deletes import pack_positions
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 _NO_ROW = "an update without `{}`, and no row to take it from"
@@ -62,20 +62,6 @@ class ApplyResult:
         default_factory=dict
     )  # data file → packed positions
     needs_one_task: bool = False  # a row needs one of another task's
-
-
-def pack_positions(positions: NDArray[np.int64]) -> str:
-    """Positions for the way to the driver: sorted, as differences, compressed."""
-    steps = np.diff(np.sort(positions), prepend=0).astype("<u4")
-    small = pa.compress(steps.tobytes(), codec="zstd", asbytes=True)
-    return f"{len(steps)}:{base64.b85encode(small).decode()}"
-
-
-def unpack_positions(text: str) -> NDArray[np.int64]:
-    """On the driver."""
-    count, _, small = text.partition(":")
-    steps = pa.decompress(base64.b85decode(small), int(count) * 4, codec="zstd", asbytes=True)
-    return np.cumsum(np.frombuffer(steps, dtype="<u4").astype(np.int64))
 
 
 class ChangeApplier:

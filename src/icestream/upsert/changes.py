@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from icestream.batch.blocks import pack, unpack
+from icestream.batch.shuffle import pack, unpack
 from icestream.formats import TRUNCATE, RowChanges
 from icestream.index.keys import Hashes, bucket_of, key_hashes
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icestream.commit.java_catalog import rewrites_among
-from icestream.commit.protocol import AncestorSnapshot, TableState
-from icestream.index.damage import IndexDamaged
+from icestream.commit.table_state import AncestorSnapshot, TableState
+from icestream.errors import IndexDamaged
 from icestream.index.follow import CatchUpResult, follow, open_or_build
 from icestream.index.key_index import KeyIndex
 from icestream.index.reader import IndexReader
 from icestream.index.rewrite_update import IndexStaging, RewriteIndexUpdate
 from icestream.index.tombstones import tidy_tombstones
-from icestream.tables.marker import Positions
-from icestream.upsert.places import partition_keys
-from icestream.write.position_deletes import PartitionKey
+from icestream.positions import Positions
+from icestream.tables.commits import rewrites_among
+from icestream.tables.live_files import partition_keys
+from icestream.tables.partition_values import PartitionKey
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -144,7 +144,11 @@ class KeyIndexes:
         way = _snapshots_since(view, store.manifest.snapshot_id)
         if way is None:
             return False
-        rewrites = rewrites_among(view.base.document, way) if known.announced else {}
+        rewrites = (
+            rewrites_among(view.base.document, (each.snapshot_id for each in way))
+            if known.announced
+            else {}
+        )
         for each in way:
             pending = store.pending()
             if pending is not None and pending.commit_id == each.commit_id:

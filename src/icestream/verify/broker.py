@@ -11,11 +11,11 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from icestream.config.options.source import KafkaSourceOptions
+from icestream.positions import Positions
 from icestream.sources.kafka.causes import ClientErrors
 from icestream.sources.kafka.client import REQUEST_SECONDS, KafkaAdmin
 from icestream.sources.kafka.properties import SECRETS, librdkafka
 from icestream.sources.kafka.sample import SampleConsumer
-from icestream.tables.marker import Positions
 from icestream.verify.chain import MarkerChain
 from icestream.verify.offsets import OffsetBitmaps, Sets, SourcePartition, contiguous_ranges
 from icestream.verify.report import MOST, TableFindings

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from icestream.commit.java_catalog import table_state
-from icestream.commit.protocol import MarkerStatus, marker_status, parent_of
+from icestream.commit.protocol import MarkerStatus, marker_status
+from icestream.commit.table_state import table_state
 from icestream.errors import Replaced
-from icestream.tables.marker import Marker, Positions, property_name
+from icestream.positions import Positions
+from icestream.tables.commits import parent_of
+from icestream.tables.marker import Marker, property_name
 from icestream.verify.report import TableFindings
 
 # Losses after which offsets are given a second time, or positions are forgotten.

@@ -14,7 +14,8 @@ from pyiceberg import types as t
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
-from icestream.errors import TableRefused
+from icestream import errors
+from icestream.errors import IcestreamError, TableRefused
 from icestream.tables.partition_values import json_values, partition_folder
 from icestream.write.conform import column_at, path_to, plain
 
@@ -161,3 +162,15 @@ def _codes(columns: list[pa.Array], rows: int) -> tuple[NDArray[np.int64], NDArr
     firsts = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.int64)
     firsts[codes[::-1]] = np.arange(rows - 1, -1, -1)
     return codes, firsts
+
+
+def partitions_refusal(table: str, count: int, most: int, where: str) -> IcestreamError:
+    """The error for a batch that would make more partitions than a commit may write."""
+    return errors.TooManyPartitions(
+        f"table `{table}`: a batch has rows for {count:,} partitions or more, "
+        f"and a commit may write {most:,}",
+        where=where,
+        hint="nothing was written. Are the values right? Then make `partition_by` coarser (of a "
+        "new table), `max_records_per_commit` smaller, or set the table's property "
+        "`icestream.max-partitions-per-commit`",
+    )

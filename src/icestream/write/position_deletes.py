@@ -1,20 +1,19 @@
 """Position deletes: which rows of which data files die, as files that every engine reads."""
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from icestream.tables.arrow import FIELD_ID
+from icestream.tables.arrow import FIELD_ID, PATH_ID, POSITION_ID
+from icestream.tables.partition_values import PartitionKey
 from icestream.tables.storage import filesystem
 from icestream.write.target import StagedFile, StageTarget
 
-PATH_ID, POSITION_ID = 2147483546, 2147483545  # reserved by the specification
 PATHS = pa.dictionary(pa.int32(), pa.string())  # of so many rows only a few; text in the file
 SCHEMA = pa.schema(
     [
@@ -29,20 +28,6 @@ MOST_SCOPED = 16
 _FEW_ROWS = 10_000  # are read as quickly as one more file is opened; of one data file, a tenth
 
 DeletedPositions = Mapping[str, NDArray[np.int64]]
-
-
-@dataclass(frozen=True)
-class PartitionKey:
-    """Where a data file belongs: a partition, and the spec that it is one of."""
-
-    spec_id: int
-    partition: tuple[Any, ...]  # values as in Iceberg's JSON
-
-    @staticmethod
-    def of(content_json: str) -> "PartitionKey":
-        """Of a staged file."""
-        facts = json.loads(content_json)
-        return PartitionKey(facts["spec-id"], tuple(facts["partition"]))
 
 
 def merge_positions(parts: Iterable[DeletedPositions]) -> dict[str, NDArray[np.int64]]:
@@ -118,3 +103,17 @@ def _write(
     if len(paths) == 1:
         facts["referenced-data-file"] = paths[0]
     return StagedFile(location, rows.num_rows, size, json.dumps(facts))
+
+
+def pack_positions(positions: NDArray[np.int64]) -> str:
+    """Positions for the way to the driver: sorted, as differences, compressed."""
+    steps = np.diff(np.sort(positions), prepend=0).astype("<u4")
+    small = pa.compress(steps.tobytes(), codec="zstd", asbytes=True)
+    return f"{len(steps)}:{base64.b85encode(small).decode()}"
+
+
+def unpack_positions(text: str) -> NDArray[np.int64]:
+    """On the driver."""
+    count, _, small = text.partition(":")
+    steps = pa.decompress(base64.b85decode(small), int(count) * 4, codec="zstd", asbytes=True)
+    return np.cumsum(np.frombuffer(steps, dtype="<u4").astype(np.int64))

@@ -1,8 +1,9 @@
 """Looks whether staged files are still there; somebody may have taken them for orphans."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from icestream.tables.storage import filesystem
 from icestream.write.target import StagedFile
@@ -27,3 +28,11 @@ def changed_or_missing(files: Sequence[StagedFile]) -> list[str]:
     with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
         found = pool.map(whole, files)
         return [file.path for file, there in zip(files, found, strict=True) if not there]
+
+
+def discard(files: Iterable[StagedFile]) -> None:
+    """Delete files of a staging round that has to be done again before any commit was tried."""
+    for staged in files:
+        system, path = filesystem(staged.path)
+        with suppress(OSError):
+            system.delete_file(path)

@@ -1,7 +1,11 @@
 """What a staging task is given and what it hands back: plain facts that travel between machines."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from icestream.tables.metadata import by_id, current_schema
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,19 @@ class StagedFile:
     bytes: int
     content_json: str
     """The DataFile, as Iceberg's `ContentFileParser.fromJson` reads it."""
+
+
+def stage_target(document: Any, prefix: str) -> StageTarget:
+    """What a task must know to write data files for this table."""
+    properties = document["properties"]
+    location = properties.get("write.data.path") or document["location"].rstrip("/") + "/data"
+    spec = by_id(document["partition-specs"], "spec-id", document["default-spec-id"])
+    order = by_id(document["sort-orders"], "order-id", document["default-sort-order-id"])
+    return StageTarget(
+        schema_json=json.dumps(current_schema(document)),
+        spec_json=json.dumps(spec),
+        sort_order_json=json.dumps(order),
+        data_location=location,
+        file_prefix=prefix,
+        properties={name: value for name, value in properties.items() if name.startswith("write.")},
+    )

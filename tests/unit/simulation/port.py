@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from icestream.commit import table_commits
+from icestream.commit import retry, table_commits
 from icestream.errors import IcestreamError
 
 from .world import Request
@@ -23,7 +23,7 @@ def at_once():
     """TableCommitter without waiting, and with commit ids that a seed repeats."""
     with (
         patch.object(table_commits, "uuid", SimpleNamespace(uuid4=lambda: _NEW_ID)),
-        patch.object(table_commits, "_backoff", lambda attempt: attempt < _ATTEMPTS),
+        patch.object(retry, "backoff", lambda attempt: attempt < _ATTEMPTS),
     ):
         yield
 

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from icestream.commit import protocol, table_commits
-from icestream.commit.java_catalog import AddedFiles
+from icestream.commit import protocol, retry, table_commits
+from icestream.commit.port import AddedFiles
 from icestream.commit.protocol import BatchPlan, BatchVerdict, CommitOutcome
 from icestream.commit.table_commits import TableCommitter
+from icestream.positions import max_positions
 
 from .explore import Variant
 from .world import World
@@ -71,8 +72,8 @@ class _OtherLook(TableCommitter):
         def look(seen):
             return self.look(seen, advanced(view), view)
 
-        settled = protocol.commit_with_retries(
-            self._tables, name, view, advanced, append, table_commits._backoff, look=look
+        settled = retry.commit_with_retries(
+            self._tables, name, view, advanced, append, retry.backoff, look=look
         )
         self._raise_unless_landed(name, settled)
         return settled.attempts
@@ -139,8 +140,8 @@ class _StaleClaim(TableCommitter):
         def still_ours(seen):
             return protocol.claim_outcome(seen, self.claim)
 
-        settled = protocol.commit_with_retries(
-            self._tables, name, view, claimed, AddedFiles(), table_commits._backoff, look=still_ours
+        settled = retry.commit_with_retries(
+            self._tables, name, view, claimed, AddedFiles(), retry.backoff, look=still_ours
         )
         self._raise_unless_landed(name, settled)
         return self._tables.load(name)
@@ -220,7 +221,7 @@ class BeginsAtTheFurthest(Run):
     """Tables that are behind find a gap, at every start."""
 
     def begin(self, positions):
-        return protocol.max_positions(*positions)
+        return max_positions(*positions)
 
 
 class ForgetsQuietRanges(Run):

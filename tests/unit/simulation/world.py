@@ -4,9 +4,11 @@ from bisect import bisect
 from collections import Counter
 from itertools import count
 
-from icestream.commit.protocol import AncestorSnapshot, CommitFailed, TableState
+from icestream.commit.port import CommitFailed
+from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.errors import Unreachable
-from icestream.tables.marker import Marker, summary
+from icestream.tables.commits import summary
+from icestream.tables.marker import Marker
 
 from . import rules
 

@@ -6,11 +6,15 @@ between the request and the next step of the run.
 
 from types import SimpleNamespace
 
+from icestream.batch.run_tables import RunTable
+from icestream.batch.table_batch import TableBatch
 from icestream.commit import protocol
-from icestream.commit.protocol import BatchVerdict, Claim, PositionRange
+from icestream.commit.protocol import BatchVerdict, Claim
 from icestream.commit.refusals import refusal
-from icestream.commit.table_commits import RunTable, TableBatch, TableCommitter, located_marker
+from icestream.commit.table_commits import TableCommitter
+from icestream.commit.table_state import located_marker
 from icestream.errors import GaveUp, IcestreamError
+from icestream.positions import PositionRange, max_positions, min_positions
 from icestream.sources import StartPositions
 
 from .port import Port, together
@@ -137,7 +141,7 @@ class Run:
         return sorted(names)
 
     def begin(self, positions):
-        return protocol.min_positions(*positions)
+        return min_positions(*positions)
 
     def share_of_start(self, name, start):
         if name not in self.tables:
@@ -285,7 +289,7 @@ class Run:
 
     def move_on(self, table, batch, routes):
         own = self.share(table.name, batch, routes)
-        table.consumed = protocol.max_positions(table.consumed, own.stop)
+        table.consumed = max_positions(table.consumed, own.stop)
         if not self.world.calm and self.world.random() < 0.15:  # an hour has passed
             yield from self.advance(table)
 

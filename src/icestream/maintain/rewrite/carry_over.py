@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from icestream.maintain.rewrite.row_mapping import RowMapping, RowPositions
-from icestream.tables.live_files import FileEntry, GaveWay, SnapshotFiles
+from icestream.maintain.action import GaveWay
+from icestream.maintain.rewrite.row_mapping import RowMapping
+from icestream.tables.live_files import FileEntry, SnapshotFiles
+from icestream.tables.position_deletes import RowPositions
 
 Read = Callable[[str], Iterator[tuple[str, RowPositions]]]
 _MOST_REMOVED = 256  # delete files in one commit: each takes a call to Java while the stream waits

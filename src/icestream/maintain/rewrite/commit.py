@@ -7,20 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from icestream.commit.java_catalog import (
-    IcebergTables,
-    InputsReplaced,
-    ReplacedFiles,
-    rewrites_among,
-)
-from icestream.commit.protocol import CommitFailed, TableState
+from icestream.commit.java_catalog import IcebergTables
+from icestream.commit.port import CommitFailed, InputsReplaced, ReplacedFiles
+from icestream.commit.table_state import TableState
 from icestream.errors import Unreachable
 from icestream.failpoints import failpoint
 from icestream.index.rewrite_update import RewriteIndexUpdate
+from icestream.maintain.action import GaveWay
 from icestream.maintain.gate import GateClosed
 from icestream.maintain.rewrite.task_runner import Cancelled
-from icestream.tables.live_files import GaveWay
-from icestream.write.discard import discard
+from icestream.tables.commits import rewrites_among
+from icestream.write.staged import discard
 from icestream.write.target import StagedFile
 
 if TYPE_CHECKING:
@@ -172,7 +169,7 @@ def _landed_attempt(
     """The attempt that is in the table though nobody said so."""
     if view is None:
         return None
-    ids = set(rewrites_among(view.base.document, view.ancestors).values())
+    ids = set(rewrites_among(view.base.document, view.snapshot_ids).values())
     return next((each for each in tries if each.replace.rewrite_id in ids), None)
 
 

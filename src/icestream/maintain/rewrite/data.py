@@ -4,34 +4,29 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from icestream.commit.java_catalog import ReplacedFiles
-from icestream.commit.protocol import TableState
+from icestream.commit.port import ReplacedFiles
+from icestream.commit.table_state import TableState
 from icestream.errors import IndexDamaged
 from icestream.index.rewrite_update import IndexStaging, RewriteIndexUpdate, drop_rows, remove_runs
+from icestream.maintain.action import GaveWay
 from icestream.maintain.rewrite.carry_over import DeleteCarryOver
 from icestream.maintain.rewrite.commit import RewriteAttempt
 from icestream.maintain.rewrite.row_mapping import (
     RewriteInput,
     RewriteOutput,
     RowMapping,
-    RowPositions,
 )
-from icestream.maintain.rewrite.stage import (
-    RewriteReport,
-    RewriteTask,
-    SequencedFile,
-    read_positions,
-)
+from icestream.maintain.rewrite.stage import RewriteReport, RewriteTask
 from icestream.tables.live_files import (
     FileEntry,
-    GaveWay,
     SnapshotFileLister,
     SnapshotFiles,
     removed_file_json,
 )
-from icestream.write.discard import discard
-from icestream.write.position_deletes import PartitionKey, write_deletes
-from icestream.write.staged import changed_or_missing
+from icestream.tables.partition_values import PartitionKey
+from icestream.tables.position_deletes import RowPositions, SequencedFile, read_positions
+from icestream.write.position_deletes import write_deletes
+from icestream.write.staged import changed_or_missing, discard
 from icestream.write.target import StageTarget
 
 _FEW = 32  # delete files that may be read while the stream waits

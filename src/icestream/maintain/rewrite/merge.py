@@ -4,15 +4,16 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from icestream.commit.java_catalog import ReplacedFiles
-from icestream.commit.protocol import TableState
+from icestream.commit.port import ReplacedFiles
+from icestream.commit.table_state import TableState
 from icestream.index.rewrite_update import RewriteIndexUpdate
+from icestream.maintain.action import GaveWay
 from icestream.maintain.rewrite.commit import RewriteAttempt
-from icestream.maintain.rewrite.stage import SequencedFile, deleted_in
-from icestream.tables.live_files import FileEntry, GaveWay, SnapshotFiles, removed_file_json
-from icestream.write.discard import discard
-from icestream.write.position_deletes import MOST_SCOPED, PartitionKey, write_deletes
-from icestream.write.staged import changed_or_missing
+from icestream.tables.live_files import FileEntry, SnapshotFiles, removed_file_json
+from icestream.tables.partition_values import PartitionKey
+from icestream.tables.position_deletes import SequencedFile, deleted_in
+from icestream.write.position_deletes import MOST_SCOPED, write_deletes
+from icestream.write.staged import changed_or_missing, discard
 from icestream.write.target import StagedFile, StageTarget
 
 _AT_ONCE = 256  # delete files that one commit replaces: each takes a call to Java

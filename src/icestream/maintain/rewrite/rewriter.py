@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.table_builder import current_schema, stage_target
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
 from icestream.index.rewrite_update import IndexStaging
-from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup, GaveWay
 from icestream.maintain.gate import GateClosed
 from icestream.maintain.rewrite.commit import CommitGate, RewriteCommitter
 from icestream.maintain.rewrite.data import DataFileRewrite, RewritePlan
@@ -33,12 +32,12 @@ from icestream.maintain.rewrite.stage import RewriteReport
 from icestream.maintain.rewrite.task_runner import Cancelled, task_runner_for
 from icestream.tables.live_files import (
     FileEntry,
-    GaveWay,
     SnapshotFileLister,
     SnapshotFiles,
     partition_key_of,
 )
-from icestream.write.target import StageTarget
+from icestream.tables.metadata import current_schema
+from icestream.write.target import StageTarget, stage_target
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

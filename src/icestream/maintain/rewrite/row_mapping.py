@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from icestream.errors import InternalError
-
-RowPositions = NDArray[np.int64]
+from icestream.tables.position_deletes import RowPositions
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ read ▸ drop what is deleted ▸ the table's columns ▸ new data files, and en
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
@@ -15,39 +14,28 @@ import pyarrow.parquet as pq
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from icestream.batch.decode_task import reports_batch
+from icestream.batch.report import reports_batch
 from icestream.errors import IcestreamError, StorageFailed
 from icestream.index.entries import IndexEntries, concat_entries, row_entries
 from icestream.index.keys import key_hashes
-from icestream.index.live_rows import SEQUENCE, positions_in
+from icestream.index.live_rows import SEQUENCE
 from icestream.index.rewrite_update import IndexStaging, stage_runs
 from icestream.maintain.rewrite.conform import fitted
-from icestream.maintain.rewrite.row_mapping import RowPositions
 from icestream.tables.arrow import FIELD_ID, arrow_schema
-from icestream.tables.partition_values import partition_folder
+from icestream.tables.partition_values import PartitionKey, partition_folder, partition_types
+from icestream.tables.position_deletes import RowPositions, SequencedFile, deleted_in
 from icestream.tables.storage import filesystem
-from icestream.upsert.apply import pack_positions, unpack_positions
-from icestream.upsert.places import partition_types
 from icestream.write.conform import stored_columns
-from icestream.write.discard import discard
 from icestream.write.metrics import leaves
 from icestream.write.parquet import DataFileWriter
 from icestream.write.partition import OutputPartition
-from icestream.write.position_deletes import PartitionKey
+from icestream.write.position_deletes import pack_positions, unpack_positions
 from icestream.write.sort import SortOrder
+from icestream.write.staged import discard
 from icestream.write.target import StagedFile, StageTarget
 
 _MEMORY = 64 << 20  # of rows on their way into a file
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 1 << 16
-_AT_ONCE = 8  # delete files
-
-
-@dataclass(frozen=True)
-class SequencedFile:
-    """A file, and the sequence number that says which deletes are about it."""
-
-    path: str
-    sequence: int
 
 
 @dataclass(frozen=True)
@@ -158,35 +146,6 @@ class RewriteTask:
         places = (np.arange(len(every)) - firsts).astype(np.uint32)
         told = replace(every, file=numbers, position=places)
         return stage_runs(self.shelf, self.origin, told, [file.path for file in files])
-
-
-def deleted_in(
-    inputs: Sequence[SequencedFile], deletes: Sequence[SequencedFile]
-) -> dict[str, RowPositions]:
-    """Positions that are deleted in these data files, sorted."""
-    since = {each.path: each.sequence for each in inputs}
-    found: dict[str, list[RowPositions]] = {}
-
-    def read(file: SequencedFile) -> list[tuple[str, RowPositions]]:
-        # A delete is about files that were there before it, or came with it.
-        return [
-            (path, positions)
-            for path, positions in read_positions(file.path)
-            if path in since and since[path] <= file.sequence
-        ]
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of it is waiting for storage
-        for some in pool.map(read, deletes):
-            for path, positions in some:
-                found.setdefault(path, []).append(positions)
-    return {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
-
-
-def read_positions(path: str) -> Iterator[tuple[str, RowPositions]]:
-    """Give what a position-delete file deletes, data file by data file."""
-    system, name = filesystem(path)
-    with system.open_input_file(name) as stream:
-        yield from positions_in(stream)
 
 
 def _live_batches(path: str, gone: RowPositions | None) -> Iterator[tuple[pa.RecordBatch, int]]:

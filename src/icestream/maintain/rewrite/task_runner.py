@@ -20,8 +20,8 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from typing import IO, Any, Protocol
 
-from icestream.batch.decode_task import report_type
 from icestream.errors import GaveUp, IcestreamError
+from icestream.spark.types import report_type
 
 SIZE = struct.Struct("<Q")  # before each message to and from a worker
 _LOOK_EVERY = 0.2

@@ -20,10 +20,10 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from icestream.errors import ConfigError
+from icestream.positions import Positions
 from icestream.sources.kafka.causes import ClientErrors
 from icestream.sources.kafka.properties import SECRETS, check_files, librdkafka
 from icestream.sources.kafka.sample import SampleConsumer
-from icestream.tables.marker import Positions
 
 REQUEST_SECONDS = 10.0
 _SLICE_SECONDS = 0.1

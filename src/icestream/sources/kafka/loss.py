@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from icestream.positions import Positions
 from icestream.sources import LossReport
-from icestream.tables.marker import Loss, Positions
+from icestream.tables.marker import Loss
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from types import TracebackType
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
+from icestream.positions import Positions
 from icestream.records import RECORDS
 from icestream.sources.kafka.causes import ClientErrors
 from icestream.sources.kafka.properties import SECRETS
-from icestream.tables.marker import Positions
 
 QUIET_SECONDS = 10.0
 _SLICE_SECONDS = 0.5

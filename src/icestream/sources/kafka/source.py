@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icestream.commit.protocol import PositionRange
 from icestream.config.kafka import added, jvm_flags
 from icestream.errors import TopicMissing, Unreachable
-from icestream.sources import LocatedMarker, LossReport, RecordFloors, SparkStream, StartPositions
+from icestream.positions import PositionRange, Positions
+from icestream.sources import LossReport, RecordFloors, SparkStream, StartPositions
 from icestream.sources.kafka.client import KafkaAdmin
 from icestream.sources.kafka.loss import LogBounds, losses
 from icestream.sources.kafka.watch import EndOffsetWatcher
-from icestream.tables.marker import Positions
+from icestream.tables.marker import LocatedMarker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

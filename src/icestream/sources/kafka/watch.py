@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from icestream.errors import Unreachable
+from icestream.positions import Positions
 from icestream.sources.kafka.client import KafkaAdmin
-from icestream.tables.marker import Positions
 
 _SECONDS = 2.0
 

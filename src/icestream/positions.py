@@ -1,0 +1,44 @@
+"""Positions in the streams of a source: per stream and partition, the next offset to read."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+# stream → partition → the next position to read. A stream is a topic, or the ledger of a folder.
+Positions = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class PositionRange:
+    """What one micro-batch covers: from `start` up to, not including, `stop`."""
+
+    start: Positions
+    stop: Positions
+
+
+def max_positions(*several: Positions) -> Positions:
+    """Per partition, the largest position."""
+    return _merge_positions(max, several)
+
+
+def min_positions(*several: Positions) -> Positions:
+    """Per partition, the smallest position; a partition that one does not know is left to it."""
+    return _merge_positions(min, several)
+
+
+def _merge_positions(choose: Callable[[int, int], int], several: Iterable[Positions]) -> Positions:
+    result: dict[str, dict[int, int]] = {}
+    for positions in several:
+        for stream, partitions in positions.items():
+            into = result.setdefault(stream, {})
+            for number, at in partitions.items():
+                into[number] = choose(into[number], at) if number in into else at
+    return result
+
+
+def describe_range(batch: PositionRange) -> str:
+    """A range, for people: `orders/0 120 to 180`."""
+    return ", ".join(
+        f"{stream}/{number} {batch.start.get(stream, {}).get(number, 0)} to {stop}"
+        for stream, partitions in batch.stop.items()
+        for number, stop in partitions.items()
+    )
