@@ -14,6 +14,15 @@ class PositionRange:
     start: Positions
     stop: Positions
 
+    @property
+    def records(self) -> int:
+        """How many positions it covers, which for Kafka is how many records at most."""
+        return sum(
+            position - self.start.get(stream, {}).get(partition, 0)
+            for stream, partitions in self.stop.items()
+            for partition, position in partitions.items()
+        )
+
 
 def max_positions(*several: Positions) -> Positions:
     """Per partition, the largest position."""
@@ -42,3 +51,16 @@ def describe_range(batch: PositionRange) -> str:
         for stream, partitions in batch.stop.items()
         for number, stop in partitions.items()
     )
+
+
+def flat(positions: Positions) -> dict[tuple[str, int], int]:
+    """By stream and partition."""
+    return {(s, n): at for s, partitions in positions.items() for n, at in partitions.items()}
+
+
+def nested(positions: Mapping[tuple[str, int], int]) -> Positions:
+    """By stream, then by partition."""
+    found: dict[str, dict[int, int]] = {}
+    for (stream, number), at in positions.items():
+        found.setdefault(stream, {})[number] = at
+    return found

@@ -18,6 +18,7 @@ from icestream.config.model import PipelineConfig
 from icestream.events import Event, EventBus
 from icestream.pipeline import Pipeline
 from icestream.run.assemble import build_pipeline
+from icestream.run.scratch import make_scratch
 from icestream.sources import LossReport, StartPositions
 
 TASKS = 3
@@ -146,10 +147,12 @@ class Stand:
         bus.join(self.events.append)
         source = Captured(self._topics)
         self._pipeline, _ = build_pipeline(self._spark, self.config, bus, source)
-        self._pipeline.open(self._spark, self.folder / "runs", once=True)
-        self._log = self._pipeline.scratch / "checkpoint" / "offsets"
+        claimed = self._pipeline.claim()
+        scratch = make_scratch(self.folder / "runs", claimed.generation, self._pipeline.run_id)
+        self._pipeline.open(self._spark, claimed, scratch, once=True)
+        self._log = scratch / "checkpoint" / "offsets"
         self._log.mkdir(parents=True)
-        self._at = {topic: dict(at) for topic, at in self._pipeline._begin.items()}
+        self._at = {topic: dict(at) for topic, at in claimed.start.items()}
 
     def take(self, records: pa.RecordBatch) -> None:
         """Bring a batch in; its records follow those before, topic by topic."""

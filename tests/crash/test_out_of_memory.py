@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 from icestream.config.load import load
-from icestream.run.pipeline_run import unexplained
+from icestream.run.failures import unknown_failure
 from icestream.spark import session
 
 config = load(Path("icestream.yml")).pipeline
@@ -32,7 +32,7 @@ gateway = spark.sparkContext._gateway
 try:
     gateway.new_array(gateway.jvm.long, 1 << 27)  # a gigabyte
 except Exception as failure:
-    told = unexplained(config, failure)
+    told = unknown_failure(config, failure)
     print(type(told).__name__, told, told.where, sep="\\n")
     sys.exit(told.exit_code)
 """

@@ -13,6 +13,7 @@ from icestream.commit.table_builder import TableBuilder
 from icestream.events import BatchPlanned, CommitRetried, TableCommitted
 from icestream.run import restart_policy
 from icestream.tables.design import TableDesign
+from icestream.tables.metadata import Metadata
 
 pytestmark = pytest.mark.spark
 
@@ -275,9 +276,7 @@ def test_two_that_make_a_table_at_once_both_go_on(lake):
     """One of them made it; the other may have lost already at the namespace."""
     lake.configure(CONFIG)
     column = NestedField(1, "id", LongType(), required=False)
-    builders = [
-        TableBuilder(lake.spark._jvm, t._catalog, t) for t in (_tables(lake), _tables(lake))
-    ]
+    builders = [TableBuilder(tables) for tables in (_tables(lake), _tables(lake))]
     together = threading.Barrier(2)
 
     def make(builder):
@@ -344,8 +343,10 @@ def test_a_view_that_was_followed_is_the_one_that_is_read_anew(filled):
             followed.load("shop.events"),
             IcebergTables(jvm, catalog, "p").load("shop.events"),
         )
-        for name in ("uuid", "marker", "lineage", "last_sequence", "schema_id"):
+        for name in ("uuid", "marker", "ancestors", "last_sequence", "schema_id"):
             assert getattr(one, name) == getattr(other, name), name
         documents = [each.base.document for each in (one, other)]
-        assert stage_target(documents[0], "x") == stage_target(documents[1], "x")
+        assert stage_target(Metadata(documents[0]), "x") == stage_target(
+            Metadata(documents[1]), "x"
+        )
     assert other.marker is None

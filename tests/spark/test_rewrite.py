@@ -18,6 +18,7 @@ import pytest
 
 from conformance.stand import Frame, Stand
 from icestream.catalogs import catalog_for
+from icestream.commit import retry
 from icestream.commit.java_catalog import IcebergTables
 from icestream.commit.port import CommitFailed
 from icestream.events import IndexFollowed
@@ -25,7 +26,7 @@ from icestream.failpoints import Failpoint
 from icestream.index.build import build
 from icestream.index.keys import bucket_of, key_hashes
 from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup
-from icestream.maintain.rewrite import Rewriter, commit
+from icestream.maintain.rewrite import Rewriter
 from icestream.maintain.rewrite.task_runner import ProcessTaskRunner, SparkTaskRunner
 from icestream.records import RECORDS
 from icestream.tables.commits import REWRITE_ID
@@ -118,12 +119,12 @@ class World:
 
     # -- maintenance ---------------------------------------------------------------------------
 
-    def rewriter(self, mirrors: bool = True, **options: Any) -> Rewriter:
+    def rewriter(self, indexes: bool = True, **options: Any) -> Rewriter:
         options.setdefault("spark", Inline(lambda: _next(self.staged)))
         return Rewriter(
             tables=self.tables,
             open_catalog=catalog_for(self.stand.config.catalog).open,
-            mirrors=self.stand._pipeline._mirrors if mirrors else None,
+            indexes=self.stand._pipeline.indexes if indexes else None,
             turns=self,
             **options,
         )
@@ -199,8 +200,8 @@ class World:
 
     def check_index(self) -> None:
         """The run's index, brought to the table as at the next batch, and one made anew."""
-        indexes = self.stand._pipeline._mirrors._indexes
-        tables = self.stand._pipeline._tables
+        indexes = self.stand._pipeline.indexes
+        tables = self.stand._pipeline._changes._tables
         mine = indexes.reader_at("db.t", tables.load("db.t"), ["id"])
         folder = self._folder / f"copy{next(self._copies)}"
         anew, built = build(self.table(), folder, ["id"])
@@ -320,7 +321,7 @@ def test_any_schedule(world, seed, monkeypatch, pytestconfig):
     rounds = 10
     if not pytestconfig.getoption("--long"):
         rounds = ROUNDS
-        monkeypatch.setattr(commit, "_backoff", lambda attempt: None)
+        monkeypatch.setattr(retry, "backoff", lambda attempt: attempt < retry.ATTEMPTS)
     chance = random.Random(seed)
     layout = [SMALL, {"partition_by": ["region"]}, {"sort_by": ["value"]}][seed % 3]
     one = world(**layout)
@@ -479,7 +480,7 @@ def test_in_another_process(world):
     one = world()
     one.fill(2)
     one.staged = [lambda: one.put(row(1, 9), gone(2))]
-    (result,) = one.compact(mirrors=False)
+    (result,) = one.compact(indexes=False)
     assert result.ending is Ending.DONE
     one.put(row(3, 9), row(1, 10))
     one.check_all()

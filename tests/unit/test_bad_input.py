@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, TimestamptzType
 
 from icestream.batch.decode_task import StageTask
-from icestream.batch.report import TaskReport
+from icestream.batch.report import TaskReport, unpack_report
 from icestream.batch.table_task import TableTaskInput
 from icestream.formats import Format
 from icestream.formats.json import JsonFormat
@@ -100,16 +100,20 @@ def stage(
         # Two batches: what comes later must not change what came before.
         half = len(values) // 2
         (out,) = job(iter([batch.slice(0, half), batch.slice(half)]))
-        told = {row["table"]: row["report"] for row in out.to_pylist()}
+        told = {row["table"]: row["block"] for row in out.to_pylist()}
         assert set(told) <= {"t"}, told
-        report = TaskReport.from_json(told["t"]) if told else TaskReport()
-        new = merge_new_fields(report.new_fields)
+        report = unpack_report("t", told["t"]) if told else TaskReport()
+        new = merge_new_fields(report.requests.new_fields)
         if not new:
             break
         schema = with_new_fields(schema, new)
     assert not new, "new columns without end"
-    good, bad = rows(report.files), rows(report.quarantine_files)
-    assert (report.read, report.landed, report.quarantined) == (len(values), len(good), len(bad))
+    good, bad = rows(report.staged.files), rows(report.staged.quarantine_files)
+    assert (report.stats.records, report.counts.landed, report.counts.quarantined) == (
+        len(values),
+        len(good),
+        len(bad),
+    )
     landed = {row["_src_offset"]: row for row in good}
     aside = {row["offset"]: row for row in bad}
     assert len(landed) + len(aside) == len(values)

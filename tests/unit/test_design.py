@@ -14,6 +14,7 @@ from icestream.tables.design import (
     missing_included,
     quarantine_design,
 )
+from icestream.tables.metadata import Metadata
 
 KEY, HEADERS = INCLUDED_COLUMNS["key"], INCLUDED_COLUMNS["headers"]
 
@@ -53,20 +54,25 @@ ID = NestedField(1, "id", LongType())
 )
 def test_what_is_included_comes_after_what_is_always_there(include, more):
     assert metadata_columns(rule(), include) == (*METADATA_COLUMNS, *more)
-    design = declared_design("shop.orders", rule(), JsonFormat(), include)
+    design = declared_design("shop.orders", rule(), JsonFormat().known_columns("append"), include)
     assert design.metadata == (*METADATA_COLUMNS, *more)
     assert [column.name for column in design.columns] == ["id"]
 
 
 def test_a_table_without_metadata_columns_has_none_of_them():
     assert metadata_columns(rule(metadata_columns=False), ("key", "headers")) == ()
-    plain = declared_design("t", rule(metadata_columns=False), JsonFormat(), ("key",))
+    plain = declared_design(
+        "t", rule(metadata_columns=False), JsonFormat().known_columns("append"), ("key",)
+    )
     assert plain.metadata == ()
 
 
 def test_nothing_is_included_unless_asked_for():
     assert TableDesign("t").metadata == METADATA_COLUMNS
-    assert declared_design("t", rule(), JsonFormat()).metadata == METADATA_COLUMNS
+    assert (
+        declared_design("t", rule(), JsonFormat().known_columns("append")).metadata
+        == METADATA_COLUMNS
+    )
     assert quarantine_design("shop.orders").metadata == ()
 
 
@@ -90,17 +96,19 @@ def test_the_names_are_ours_whether_they_are_included_or_not():
     ],
 )
 def test_what_an_older_table_lacks(include, there, lacking):
-    design = declared_design("shop.orders", rule(), JsonFormat(), include)
-    found = missing_included(design, document(ID, *METADATA_COLUMNS, *there))
+    design = declared_design("shop.orders", rule(), JsonFormat().known_columns("append"), include)
+    found = missing_included(design, Metadata(document(ID, *METADATA_COLUMNS, *there)))
     assert found == [NewField((), column.name, column.field_type) for column in lacking]
 
 
 def test_columns_that_somebody_dropped_are_not_added_again():
     """Only `include` asks for columns; the others are there from the beginning or not wanted."""
-    design = declared_design("shop.orders", rule(), JsonFormat(), ("key",))
-    assert [each.name for each in missing_included(design, document(ID))] == ["_src_key"]
+    design = declared_design("shop.orders", rule(), JsonFormat().known_columns("append"), ("key",))
+    assert [each.name for each in missing_included(design, Metadata(document(ID)))] == ["_src_key"]
 
 
 def test_a_table_without_metadata_columns_lacks_nothing():
-    design = declared_design("t", rule(metadata_columns=False), JsonFormat(), ("key",))
-    assert missing_included(design, document(ID)) == []
+    design = declared_design(
+        "t", rule(metadata_columns=False), JsonFormat().known_columns("append"), ("key",)
+    )
+    assert missing_included(design, Metadata(document(ID))) == []

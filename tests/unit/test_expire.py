@@ -8,6 +8,7 @@ from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.config.options.maintenance import ExpireSnapshots
 from icestream.maintain.expire import expire_before, why_not_yet
 from icestream.tables.marker import Marker
+from icestream.tables.metadata import Metadata
 
 NOW = 1_000_000
 
@@ -51,15 +52,15 @@ def rules(older_ms=100, retain=1, most=500):
 )
 def test_what_stays(ages, how, left):
     found = document(*ages)
-    moment = expire_before(found, how, NOW)
+    moment = expire_before(Metadata(found), how, NOW)
     stays = [s for s in found["snapshots"] if moment is None or s["timestamp-ms"] >= moment]
     assert len(stays) == left
     assert (moment is None) == (left == len(ages))
 
 
 def test_nothing_is_due_when_only_named_snapshots_are_old():
-    assert expire_before(document(500, 50, 10, refs=[0]), rules(), NOW) is None
-    assert expire_before(document(500, 400, 10, refs=[0]), rules(), NOW) is not None
+    assert expire_before(Metadata(document(500, 50, 10, refs=[0])), rules(), NOW) is None
+    assert expire_before(Metadata(document(500, 400, 10, refs=[0])), rules(), NOW) is not None
 
 
 def view(own, marker, parent=7):

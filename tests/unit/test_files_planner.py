@@ -8,25 +8,31 @@ import time
 from collections import Counter
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
+from icestream.batch.run_tables import RunTables
+from icestream.batch.table_modes import AppendMode
 from icestream.commit import retry
 from icestream.commit.port import CommitFailed
-from icestream.commit.protocol import marker_after_batch
+from icestream.commit.protocol import Claim, marker_after_batch
+from icestream.commit.table_commits import TableCommitter
 from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.config.model import PipelineConfig
 from icestream.errors import Fenced, GaveUp, SetupError, SourceChanged
 from icestream.events import EventBus
 from icestream.pipeline import Pipeline
 from icestream.positions import PositionRange
+from icestream.run.scratch import make_scratch
 from icestream.sources import LossReport, files, lines
 from icestream.sources.files import FilesPlanner, FilesSource, LedgerLog
 from icestream.sources.ledger import Split
 from icestream.sources.lines import LineReader
 from icestream.tables.design import TableDesign
 from icestream.tables.marker import Counts, LocatedMarker, Marker
+from icestream.tables.metadata import Metadata
 
 
 @pytest.fixture(autouse=True)
@@ -583,9 +589,9 @@ class Tables:
 
     def load(self, name):
         schemas = {"schemas": [{"schema-id": 0, "fields": []}], "current-schema-id": 0}
-        document = {"location": self.location, **schemas}
-        base = SimpleNamespace(version=self.version, document=document)
-        return TableState("u", self.marker, self.lineage, self.version, 0, base)
+        metadata = Metadata({"location": self.location, **schemas})
+        base = SimpleNamespace(version=self.version)
+        return TableState("u", self.marker, self.lineage, self.version, 0, base, metadata)
 
     def commit(self, name, base, marker, before, work):
         meanwhile, self.meanwhile = self.meanwhile, None
@@ -616,14 +622,25 @@ def start(tmp_path, folder, tables, scratch):
     }
     config = PipelineConfig.model_validate(facts, context={"folder": str(tmp_path)})
     one = FilesSource(config.source)
-    builder = SimpleNamespace(create=lambda design: False)
-    run = Pipeline(
-        config, one, None, tables, builder, lambda name, rule: TableDesign(name), EventBus(), None
+    changes, bus = SimpleNamespace(create=lambda design: False), EventBus()
+    committer = TableCommitter(tables, one, bus, Claim("p", 0, "run"))
+    run_tables = RunTables(
+        config,
+        one,
+        tables,
+        changes,
+        committer,
+        lambda name, rule: TableDesign(name),
+        lambda name, rule: AppendMode(),
+        bus,
     )
+    run = Pipeline("p", uuid4().hex, one, run_tables, changes, None, committer, None, bus)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retry, "backoff", lambda attempt: attempt < 5)
         session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3))
-        stream = run.open(session, scratch, once=False)
+        claimed = run.claim()
+        folder = make_scratch(scratch, claimed.generation, run.run_id)
+        stream = run.open(session, claimed, folder, once=False)
     return one, stream.planner()
 
 

@@ -7,6 +7,7 @@ import pytest
 from icestream.maintain.orphans import OrphanFile, removable
 from icestream.tables.commits import summary
 from icestream.tables.marker import Marker, property_name
+from icestream.tables.metadata import Metadata
 
 C = {name: name * 32 for name in "abcdef"}  # commit ids
 PLACE = "/lake/shop/events"
@@ -38,7 +39,9 @@ def document(generation=3, commits="ab", pipeline="p"):
 
 def goes(name, age=0.0, older_than=0.0, table=None):
     path = f"file:{PLACE}/{name}"
-    found = removable([OrphanFile(path, age)], table or document(), timedelta(seconds=older_than))
+    found = removable(
+        [OrphanFile(path, age)], Metadata(table or document()), timedelta(seconds=older_than)
+    )
     return bool(found)
 
 

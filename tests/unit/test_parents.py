@@ -2,7 +2,7 @@
 
 import pytest
 
-from icestream.tables.commits import FORGOTTEN, parent_of
+from icestream.tables.commits import FORGOTTEN, Snapshot
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,5 @@ from icestream.tables.commits import FORGOTTEN, parent_of
     ],
 )
 def test_parent(known, notes, parent):
-    assert parent_of({"parent-snapshot-id": known, "summary": notes}) == parent
+    raw = {"snapshot-id": 8, "parent-snapshot-id": known, "summary": notes}
+    assert Snapshot.of(raw).known_parent == parent

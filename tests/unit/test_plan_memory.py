@@ -2,7 +2,7 @@
 
 import pytest
 
-from icestream.batch import arrow_batches, decode_task, mirrors
+from icestream.batch import arrow_batches, decode_task, table_modes
 from icestream.batch import write_task as upsert_task
 from icestream.index.entries import COLUMNS
 from icestream.maintain.rewrite import rewriter, stage
@@ -19,7 +19,7 @@ def test_the_figures_are_those_of_the_code():
     assert memory.BATCH_BYTES == arrow_batches._WEIGHED
     assert arrow_batches._SMALL_RECORD == memory.LARGE_RECORD
     assert decode_task._MEMORY == upsert_task._MEMORY == memory.HELD_ROWS
-    assert mirrors._BYTES_PER_GROUP == memory.GROUP_BYTES
+    assert table_modes._BYTES_PER_GROUP == memory.GROUP_BYTES
     assert source._FETCH_MEMORY == memory.KAFKA_FETCHES
     assert stage._MEMORY == memory.REWRITE_ROWS
     assert rewriter._MOST_RECORDS == memory.REWRITE_ENTRIES

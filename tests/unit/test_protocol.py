@@ -31,12 +31,14 @@ from icestream.commit.protocol import (
     quarantine_floors,
 )
 from icestream.commit.retry import commit_with_retries
+from icestream.commit.steps import StepAttempts
 from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.errors import Fenced, GaveUp, Replaced, Unreachable
 from icestream.events import CommitRetried, EventBus, LossAccepted
 from icestream.positions import PositionRange, max_positions, min_positions
 from icestream.sources import LossReport, StartPositions
 from icestream.tables.marker import Counts, Loss, Marker
+from icestream.tables.metadata import Metadata
 
 CLAIM = Claim("shop", generation=2, run_id="me")
 ACCEPTED = Loss("retention", "earlier", 0, 3, 7)  # by an earlier run
@@ -597,7 +599,8 @@ class Catalog:
             ancestors=table.lineage,
             last_sequence=table.last_sequence,
             schema_id=table.schema_id,
-            base=SimpleNamespace(version=table.version, document={"location": "nowhere"}),
+            base=SimpleNamespace(version=table.version),
+            metadata=Metadata({"location": "nowhere"}),
         )
 
     def commit(self, name, base, marker, before, work):
@@ -683,6 +686,20 @@ def patient(limit):
     return lambda attempt: attempt < limit
 
 
+class Step:
+    """A commit step from a function that makes the marker."""
+
+    def __init__(self, make, files, judge=None):
+        self.marker = make
+        self.files = files
+        self.judge = judge or outcome_of_commit
+
+
+def settle(catalog, planned, make, files, wait, judge=None):
+    attempts = StepAttempts(catalog, "t", planned, Step(make, files, judge))
+    return commit_with_retries(catalog, attempts, planned, wait)
+
+
 def begun():
     """A catalog with one claimed table: view, and the marker of the next batch."""
     catalog = Catalog()
@@ -693,10 +710,7 @@ def begun():
         make = partial(
             marker_of_claim, claim=claim, commit_id=name, start=start, stream_ids={}, details={}
         )
-        assert (
-            commit_with_retries(catalog, "t", seen, make, (), patient(1)).outcome
-            is CommitOutcome.LANDED
-        )
+        assert settle(catalog, seen, make, (), patient(1)).outcome is CommitOutcome.LANDED
     planned = catalog.load("t")
     rows = PositionRange({"orders": {0: 0}}, {"orders": {0: 3}})
     tried = partial(
@@ -739,7 +753,7 @@ def test_settle(case):
     fates, outcome, attempts, times = SETTLED[case]
     catalog, planned, tried = begun()
     catalog.fates = list(fates)
-    settled = commit_with_retries(catalog, "t", planned, tried, ("a", "b", "c"), patient(6))
+    settled = settle(catalog, planned, tried, ("a", "b", "c"), patient(6))
     assert (settled.outcome, settled.attempts) == (outcome, attempts)
     table = catalog.tables["t"]
     assert [table.rows[row] for row in "abc"] == [times] * 3
@@ -755,16 +769,16 @@ def test_a_commit_that_needed_more_than_one_attempt_says_why():
     for fates in (["lost"], ["error", "ok"], [foreign, "ok"]):
         catalog, planned, tried = begun()
         catalog.fates = fates
-        assert commit_with_retries(catalog, "t", planned, tried, (), patient(6)).reason
+        assert settle(catalog, planned, tried, (), patient(6)).reason
     catalog, planned, tried = begun()
-    assert commit_with_retries(catalog, "t", planned, tried, (), patient(6)).reason is None
+    assert settle(catalog, planned, tried, (), patient(6)).reason is None
 
 
 def test_the_snapshot_sequence_follows_the_base():
     """Expiry is told from replacement by it: a stale number would stop a healthy table."""
     catalog, planned, tried = begun()
     catalog.fates = [foreign, foreign]
-    commit_with_retries(catalog, "t", planned, tried, ("a",), patient(6))
+    settle(catalog, planned, tried, ("a",), patient(6))
     landed = catalog.load("t")
     assert landed.marker.snapshot_sequence == landed.ancestors[0].sequence_number
     first = tried(planned)
@@ -775,7 +789,7 @@ def test_the_snapshot_sequence_follows_the_base():
 def test_a_catalog_that_stays_away_ends_in_again():
     catalog, planned, tried = begun()
     catalog.fates, catalog.down = ["error"], 99
-    settled = commit_with_retries(catalog, "t", planned, tried, (), patient(4))
+    settled = settle(catalog, planned, tried, (), patient(4))
     assert (settled.outcome, settled.attempts, settled.reason) == (CommitOutcome.AGAIN, 1, "500")
     assert len(catalog.attempts) == 1  # never a second attempt without a look
 
@@ -785,15 +799,13 @@ def test_a_dropped_table_says_so():
     catalog.fates = ["error"]
     catalog.load = lambda name: (_ for _ in ()).throw(Replaced("does not exist"))
     with pytest.raises(Replaced):
-        commit_with_retries(catalog, "t", planned, tried, (), patient(4))
+        settle(catalog, planned, tried, (), patient(4))
 
 
 def test_the_look_can_be_replaced():
     catalog, planned, tried = begun()
     catalog.fates = ["error"]
-    settled = commit_with_retries(
-        catalog, "t", planned, tried, (), patient(4), look=lambda seen: CommitOutcome.FENCED
-    )
+    settled = settle(catalog, planned, tried, (), patient(4), judge=lambda *_: CommitOutcome.FENCED)
     assert (settled.outcome, len(catalog.attempts)) == (CommitOutcome.FENCED, 1)
 
 
@@ -835,9 +847,7 @@ def test_a_claim_never_takes_back_what_the_run_before_it_still_committed(at_once
     catalog, planned, tried = begun()
     after = Claim("shop", 3, "next")
     seen = catalog.load("t")
-    assert (
-        commit_with_retries(catalog, "t", planned, tried, ("a", "b", "c"), patient(1)).attempts == 1
-    )
+    assert settle(catalog, planned, tried, ("a", "b", "c"), patient(1)).attempts == 1
     with suppress(Fenced, GaveUp):  # refusing is fine: the next start sees what is there now
         take(catalog, "t", seen, after)
     now = catalog.load("t")

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from icestream import errors
-from icestream.commit.protocol import BatchVerdict, CommitOutcome, GapRange
+from icestream.commit.protocol import BatchVerdict, CommitOutcome, GapRange, MarkerStatus
 from icestream.commit.refusals import loss_refusal, refusal
 from icestream.commit.table_state import TableState
 from icestream.tables.marker import Loss, LossKind, Marker
@@ -14,15 +14,15 @@ from icestream.tables.marker import Loss, LossKind, Marker
 MARKER = Marker("shop", 4, "run", "commit-9", None, 1, "u", 1)
 VIEW = TableState("u", MARKER, (), 1, 0)
 KINDS = {
-    "fenced": (errors.Fenced, 3),
-    "gap": (errors.Gap, 1),
-    "incarnation": (errors.Incarnation, 1),
-    "rewound": (errors.Rewound, 1),
-    "replaced": (errors.Replaced, 1),
+    BatchVerdict.FENCED: (errors.Fenced, 3),
+    BatchVerdict.GAP: (errors.Gap, 1),
+    BatchVerdict.INCARNATION: (errors.Incarnation, 1),
+    CommitOutcome.REWOUND: (errors.Rewound, 1),
+    MarkerStatus.REPLACED: (errors.Replaced, 1),
 }
 
 
-@pytest.mark.parametrize("verdict", KINDS)
+@pytest.mark.parametrize("verdict", KINDS, ids=lambda verdict: verdict.value)
 def test_each_verdict_has_its_error(verdict):
     kind, code = KINDS[verdict]
     made = refusal("shop.orders", verdict, VIEW, [GapRange("orders", 2, 10, 15)])
@@ -30,13 +30,13 @@ def test_each_verdict_has_its_error(verdict):
     assert made.exit_code == code
     assert "`shop.orders`" in made.what
     assert made.hint
-    if verdict == "gap":
+    if verdict is BatchVerdict.GAP:
         assert made.where == "missing: orders/2: 10 to 15"
     else:
         assert made.where == "marker commit-9, generation 4"
 
 
-@pytest.mark.parametrize("verdict", KINDS)
+@pytest.mark.parametrize("verdict", KINDS, ids=lambda verdict: verdict.value)
 def test_a_table_without_a_marker(verdict):
     for view in (None, TableState("u", None, (), 1, 0)):
         made = refusal("t", verdict, view)
@@ -47,15 +47,15 @@ def test_a_table_without_a_marker(verdict):
 def test_everything_that_stops_a_table_has_a_text():
     go_on = {"commit", "skip", "landed", "again", "restage"}
     stops = {each.value for kind in (BatchVerdict, CommitOutcome) for each in kind} - go_on
-    assert stops == set(KINDS)
+    assert stops == {verdict.value for verdict in KINDS}
 
 
 def test_what_has_no_text_is_a_bug_of_ours():
-    assert isinstance(refusal("t", "landed"), errors.InternalError)
+    assert isinstance(refusal("t", CommitOutcome.LANDED), errors.InternalError)
 
 
 def test_errors_cross_processes_whole():
-    made = refusal("t", "gap", VIEW, [GapRange("orders", 0, 1, 2)])
+    made = refusal("t", BatchVerdict.GAP, VIEW, [GapRange("orders", 0, 1, 2)])
     again = pickle.loads(pickle.dumps(made))
     assert (type(again), again.what, again.where, again.hint) == (
         errors.Gap, made.what, made.where, made.hint,

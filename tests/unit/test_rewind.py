@@ -19,6 +19,7 @@ from icestream.rewind.history import marker_after_rewind, table_history
 from icestream.rewind.plan import counts_at, plan_quarantine, plan_table
 from icestream.tables.commits import summary
 from icestream.tables.marker import Counts, Loss, Marker, property_name
+from icestream.tables.metadata import Metadata
 from icestream.verify.chain import check_chain
 from icestream.verify.report import TableFindings
 
@@ -91,7 +92,7 @@ class Tale:
         }
 
     def past(self, expired=()):
-        return table_history(self.document(expired), "s.t", "p")
+        return table_history(Metadata(self.document(expired)), "s.t", "p")
 
 
 def at(first, second=0):
@@ -104,7 +105,7 @@ def to(snapshot_id):
 
 def violations(document):
     findings = TableFindings("s.t")
-    check_chain(document, "p", findings)
+    check_chain(Metadata(document), "p", findings)
     return [finding.kind for finding in findings.report().findings]
 
 
@@ -143,7 +144,7 @@ def test_the_marker_of_every_snapshot(
     assert then.stream_ids == {"t": "id"}
     assert (plan.rows_before, plan.rows_after, plan.snapshots_left) == (9, landed, left)
     tale.gone_back(plan)
-    view = table_state(tale.document(), "p")
+    view = table_state(Metadata(tale.document()), "p")
     assert marker_status(view) is MarkerStatus.OURS
     assert view.marker.previous_commit_id == commit
     assert view.marker.sequence == sequence + 1
@@ -204,21 +205,21 @@ def test_again_and_back_again(tale):
 
 def test_a_rollback_by_hand_is_followed(tale):
     tale.current = 103
-    assert marker_status(table_state(tale.document(), "p")) is MarkerStatus.REWOUND
+    assert marker_status(table_state(Metadata(tale.document()), "p")) is MarkerStatus.REWOUND
     plan = plan_table(tale.past(), RewindTarget(time_ms=99_000))
     assert (plan.changes, plan.to_snapshot, plan.marker.positions) == (True, 103, at(9, 3))
     assert "rolled it back by hand" in plan.notes[0]
     tale.gone_back(plan)
-    assert marker_status(table_state(tale.document(), "p")) is MarkerStatus.OURS
+    assert marker_status(table_state(Metadata(tale.document()), "p")) is MarkerStatus.OURS
     assert violations(tale.document()) == []
 
 
 def test_a_run_that_is_at_work_is_fenced(tale):
-    planned = table_state(tale.document(), "p")
+    planned = table_state(Metadata(tale.document()), "p")
     claim = Claim("p", 2, "r")
     tried = replace(planned.marker, commit_id="late", previous_commit_id="c6", sequence=7)
     tale.gone_back(plan_table(tale.past(), to(102)), generation=3)
-    seen = table_state(tale.document(), "p")
+    seen = table_state(Metadata(tale.document()), "p")
     assert outcome_of_commit(seen, tried, planned) is CommitOutcome.FENCED
     # Even one whose commit had landed, and was left behind before it looked.
     landed = replace(planned.marker, commit_id="c6")
@@ -270,7 +271,7 @@ def test_a_forgotten_parent_changes_nothing(tale, expired):
 
     def planned(document, target):
         try:
-            return plan_table(table_history(document, "s.t", "p"), target)
+            return plan_table(table_history(Metadata(document), "s.t", "p"), target)
         except TableRefused as refused:
             return str(refused), refused.where, refused.hint
 
@@ -296,7 +297,7 @@ def test_no_such_snapshot_and_no_marker(tale):
         tale.past()
     replaced = Tale().own(at(1)).document() | {"table-uuid": "another"}
     with pytest.raises(TableRefused, match="not the one that this pipeline wrote to"):
-        table_history(replaced, "s.t", "p")
+        table_history(Metadata(replaced), "s.t", "p")
 
 
 def test_rows_of_others_are_named_and_those_of_pipelines_kept(tale):

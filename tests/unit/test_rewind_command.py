@@ -184,14 +184,18 @@ def test_all_tables_to_a_time(loaded, call):
     assert "shop: nothing to do, every table is there already" in out
 
 
+def name_of(table):
+    return ".".join(table.name())
+
+
 def test_a_death_between_two_tables_is_made_good_by_a_repetition(loaded, monkeypatch):
     real, calls = tables.commit_rewind, []
 
-    def dies(catalog, table, plan, marker):
+    def dies(catalog, table, rewound):
         if calls:
             raise KeyboardInterrupt
-        calls.append(plan.table)
-        real(catalog, table, plan, marker)
+        calls.append(name_of(table))
+        real(catalog, table, rewound)
 
     monkeypatch.setattr(tables, "commit_rewind", dies)
     start = RewindTarget(time_ms=0)
@@ -213,11 +217,11 @@ def test_a_death_between_two_tables_is_made_good_by_a_repetition(loaded, monkeyp
 def test_a_commit_meanwhile_is_seen_and_left_behind_too(loaded, monkeypatch):
     real, calls = tables.commit_rewind, []
 
-    def after_a_commit(catalog, table, plan, marker):
+    def after_a_commit(catalog, table, rewound):
         if not calls:
-            written(loaded, plan.table, range(10, 13))
-        calls.append(plan.table)
-        real(catalog, table, plan, marker)
+            written(loaded, name_of(table), range(10, 13))
+        calls.append(name_of(table))
+        real(catalog, table, rewound)
 
     monkeypatch.setattr(tables, "commit_rewind", after_a_commit)
     rewind(loaded.pipeline, RewindTarget(time_ms=0))
@@ -229,9 +233,9 @@ def test_a_commit_meanwhile_is_seen_and_left_behind_too(loaded, monkeypatch):
 def test_a_lost_answer_is_no_second_commit(loaded, monkeypatch):
     real, calls = tables.commit_rewind, []
 
-    def unanswered(catalog, table, plan, marker):
-        calls.append(plan.table)
-        real(catalog, table, plan, marker)
+    def unanswered(catalog, table, rewound):
+        calls.append(name_of(table))
+        real(catalog, table, rewound)
         if len(calls) == 1:
             raise CommitFailedException("as if it had not landed")
 

@@ -6,17 +6,20 @@ from types import SimpleNamespace
 import pytest
 from pyiceberg.manifest import DataFileContent, FileFormat
 
+from icestream.commit import retry
 from icestream.commit.port import CommitFailed, InputsReplaced, ReplacedFiles
+from icestream.commit.retry import ATTEMPTS
 from icestream.commit.table_state import AncestorSnapshot, TableState
-from icestream.errors import Unreachable
+from icestream.errors import TableRefused, Unreachable
 from icestream.index.rewrite_update import RewriteIndexUpdate
 from icestream.maintain.action import GaveWay
 from icestream.maintain.gate import GateClosed
 from icestream.maintain.rewrite import commit
-from icestream.maintain.rewrite.commit import ATTEMPTS, RewriteAttempt, RewriteCommitter
+from icestream.maintain.rewrite.commit import RewriteAttempt, RewriteCommitter
 from icestream.maintain.rewrite.task_runner import Cancelled
 from icestream.tables.commits import REWRITE_ID
 from icestream.tables.live_files import _file
+from icestream.tables.metadata import Metadata
 from icestream.write.target import StagedFile
 
 
@@ -40,8 +43,9 @@ class Table:
             {"snapshot-id": number, "summary": {REWRITE_ID: one} if one else {}}
             for number, one in kept
         ]
-        base = SimpleNamespace(document={"snapshots": snapshots})
-        return TableState("uuid", None, tuple(lineage), lineage[0].sequence_number, 0, base)
+        metadata = Metadata({"snapshots": snapshots})
+        last = lineage[0].sequence_number
+        return TableState("uuid", None, tuple(lineage), last, 0, None, metadata)
 
     def move_on(self, rewrite=None):
         self.history.append((self.history[-1][0] + 1, rewrite))
@@ -110,7 +114,7 @@ class Mirrors:
 
 @pytest.fixture
 def land(monkeypatch, tmp_path):
-    monkeypatch.setattr(commit, "_backoff", lambda attempt: None)
+    monkeypatch.setattr(retry, "backoff", lambda attempt: attempt < ATTEMPTS)
 
     def landed(table, stopped=lambda: False, turns=None):
         offer, mirrors = Offer(table, tmp_path), Mirrors()
@@ -238,7 +242,7 @@ def entry(content, kind=FileFormat.PARQUET):
 
 
 def test_what_other_programs_write_is_left_alone():
-    with pytest.raises(GaveWay, match="equality deletes"):
+    with pytest.raises(TableRefused, match="equality deletes"):
         _file(entry(DataFileContent.EQUALITY_DELETES))
-    with pytest.raises(GaveWay, match="not a Parquet file"):
+    with pytest.raises(TableRefused, match="not a Parquet file"):
         _file(entry(DataFileContent.DATA, FileFormat.ORC))

@@ -13,11 +13,12 @@ import pytest
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
+from icestream.batch.report import unpack_report
 from icestream.errors import GaveUp, InternalError, SchemaRefused, StorageFailed
 from icestream.index.rewrite_update import IndexStaging
 from icestream.index.sorted_run import open_run, read_origin
 from icestream.maintain.rewrite.row_mapping import RewriteInput, RewriteOutput, RowMapping
-from icestream.maintain.rewrite.stage import RewriteReport, RewriteTask
+from icestream.maintain.rewrite.stage import RewriteTask
 from icestream.maintain.rewrite.task_runner import Cancelled, ProcessTaskRunner
 from icestream.tables.arrow import arrow_schema
 from icestream.tables.partition_values import PartitionKey
@@ -91,8 +92,8 @@ def task(files, tmp_path):
 
 
 def called(task):
-    ((kind, text),) = (tuple(row.values()) for batch in task(iter(())) for row in batch.to_pylist())
-    return kind, text
+    (row,) = (row for batch in task(iter(())) for row in batch.to_pylist())
+    return row["table"], row["block"]
 
 
 LEFT = [at for at in range(ROWS) if at not in (0, 7, 49)] + [200 + at for at in range(ROWS)]
@@ -103,9 +104,7 @@ def ids_in(told):
 
 
 def test_live_rows_in_order(task, files):
-    kind, text = called(task)
-    told = RewriteReport.from_json(text)
-    assert kind == "rewritten"
+    told = unpack_report(*called(task))
     assert ids_in(told) == LEFT  # a delete that is older than its data file deletes nothing
     assert told.rows == {file.path: ROWS for file in files}
     moves = RowMapping(
@@ -119,9 +118,7 @@ def test_live_rows_in_order(task, files):
 def test_entries_for_the_index(task, tmp_path):
     small = {**task.target.properties, "write.parquet.row-group-size-bytes": "500"}
     small["write.target-file-size-bytes"] = "1"
-    told = RewriteReport.from_json(
-        called(replace(task, target=replace(task.target, properties=small)))[1]
-    )
+    told = unpack_report(*called(replace(task, target=replace(task.target, properties=small))))
     assert len(told.files) > 2
     found = {}
     for name in told.runs:
@@ -141,7 +138,7 @@ def test_entries_for_the_index(task, tmp_path):
 
 def test_new_columns(task, tmp_path):
     wider = schema((9, "more", t.IntegerType()))
-    told = RewriteReport.from_json(called(replace(task, target=target(tmp_path, "new", wider)))[1])
+    told = unpack_report(*called(replace(task, target=target(tmp_path, "new", wider))))
     rows = pq.read_table(told.files[0].path)
     assert rows.column_names == ["id", "text", "_src_sequence", "more"]
     assert rows.column("more").null_count == len(LEFT)
@@ -149,13 +146,11 @@ def test_new_columns(task, tmp_path):
 
 def test_what_cannot_be_read_is_told(task, files, tmp_path):
     other = Schema(t.NestedField(1, "id", t.DateType(), required=False))
-    kind, text = called(replace(task, target=target(tmp_path, "new", other), shelf=None))
-    assert kind == ""
-    assert SchemaRefused.__name__ in text
+    with pytest.raises(SchemaRefused):
+        unpack_report(*called(replace(task, target=target(tmp_path, "new", other), shelf=None)))
     gone = replace(task, inputs=(*task.inputs, SequencedFile("/nowhere", 1)))
-    kind, text = called(gone)
-    assert kind == ""
-    assert StorageFailed.__name__ in text
+    with pytest.raises(StorageFailed):
+        unpack_report(*called(gone))
     assert not list((tmp_path / "data").glob("new-*")), "what was begun is removed"
 
 
@@ -182,15 +177,15 @@ class Broken:
 @pytest.mark.slow
 def test_a_process_of_its_own(task):
     job = ProcessTaskRunner()
-    assert ids_in(RewriteReport.from_json(job.run(task, "a test", never))) == LEFT
-    worker = job._worker
+    assert ids_in(job.run(task, "a test", never)) == LEFT
+    worker, _ = job._worker
     assert os.getpriority(os.PRIO_PROCESS, worker.pid) > os.getpriority(os.PRIO_PROCESS, 0)
     with pytest.raises(StorageFailed, match="cannot be rewritten"):
         job.run(replace(task, inputs=(SequencedFile("/nowhere", 1),)), "a test", never)
     with pytest.raises(InternalError, match="ZeroDivisionError: by nought"):
         job.run(Broken(), "a test", never)
-    assert ids_in(RewriteReport.from_json(job.run(task, "a test", never))) == LEFT
-    assert job._worker is worker
+    assert ids_in(job.run(task, "a test", never)) == LEFT
+    assert job._worker[0] is worker
     answers = iter([False, True])
     with pytest.raises(Cancelled):
         job.run(Sleepy(), "a test", lambda: next(answers))
@@ -201,11 +196,11 @@ def test_a_process_of_its_own(task):
 def test_a_process_that_dies(task):
     job = ProcessTaskRunner()
     job.run(task, "a test", never)
-    job._worker.kill()
+    job._worker[0].kill()
     with pytest.raises(GaveUp, match="a test: its process ended with code -9"):
         job.run(task, "a test", never)
     job.run(task, "a test", never)  # another one is started
-    worker = job._worker
+    worker, _ = job._worker
     job.release_idle()
     assert worker.returncode == 0
     job.close()

@@ -162,7 +162,7 @@ def test_a_start_that_fails_says_why_if_it_can(tmp_path, monkeypatch, reason):
     class Overtaken(Pipeline):
         run_id = "r"
 
-        def open(self, *arguments):
+        def claim(self, accept_loss):
             raise FileNotFoundError("the scratch is gone")
 
         def explain_failure(self):

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from icestream.batch.report import TaskReport
+from icestream.batch.commit_batch import check_report
+from icestream.batch.report import RecordStats, StagedChanges, TaskReport
 from icestream.batch.table_batch import TableBatch
-from icestream.commit.table_commits import TableCommitter
 from icestream.errors import TooManyPartitions
 from icestream.run.restart_policy import is_retryable
+from icestream.tables.marker import Counts
+from icestream.tables.metadata import Metadata
 from icestream.write.partition import (
     MOST_PARTITIONS,
     PartitionLimitExceeded,
@@ -139,12 +141,11 @@ def test_the_property_moves_the_bound(tmp_path):
 
 
 def checked(folder, files):
-    """What TableCommitter says to a batch with these files."""
-    view = SimpleNamespace(base=SimpleNamespace(document={"properties": {PROPERTY: "3"}}))
-    work = TableBatch(SimpleNamespace(name="db.t"), None, view, None, None, "c", {})
-    report = TaskReport(read=len(files), landed=len(files), files=tuple(files))
-    landing = TableCommitter(None, None, None, None)
-    landing._check_report(work, report, SimpleNamespace(read=len(files)))
+    """What is said to a batch with these files before its commit."""
+    state = SimpleNamespace(metadata=Metadata({"properties": {PROPERTY: "3"}}))
+    batch = TableBatch(SimpleNamespace(name="db.t"), None, state, None, None, "c", {})
+    staged = StagedChanges(files=tuple(files))
+    check_report(batch, TaskReport(Counts(len(files)), RecordStats(len(files)), staged))
 
 
 def files(folder, *days):

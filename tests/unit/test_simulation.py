@@ -118,7 +118,7 @@ def test_a_quiet_table_that_was_rolled_back_is_not_advanced():
     script.grow("good")
     script.go_on(script.run, lambda: script.run.phase == "idle")
     script.grow("hole")
-    script.go_on(script.run, lambda: script.run.tables["a"].consumed == {"a": {0: 2}})
+    script.go_on(script.run, lambda: script.run.tables._tables["a"].consumed == {"a": {0: 2}})
     script.world.meddle(script.world.tables["a"], "rolled back", 0)
     with pytest.raises(Rewound):
         script.to_its_end()

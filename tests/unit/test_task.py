@@ -11,14 +11,24 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StringType
 
 from icestream.batch.decode_task import StageTask, _timestamp_range
-from icestream.batch.quarantine import FirstBadRecord
-from icestream.batch.report import TaskReport
+from icestream.batch.report import (
+    TASK_OUTPUT,
+    FirstBadRecord,
+    RecordStats,
+    StagedChanges,
+    TaskReport,
+    TaskRequests,
+    add_reports,
+    pack_reports,
+    unpack_report,
+)
 from icestream.batch.route import at_or_above
 from icestream.batch.table_task import TableTaskInput
 from icestream.errors import IcestreamError, SourceChanged
 from icestream.formats.json import JsonFormat
 from icestream.records import RECORDS
 from icestream.schema import INCLUDED_COLUMNS, METADATA_COLUMNS, QUARANTINE_SCHEMA, NewField
+from icestream.tables.marker import Counts
 from icestream.write.stage import StagedFile, StageTarget
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -103,18 +113,21 @@ def run(tables, *batches, routes=None, reader=None):
     job = StageTask("p", reader or Reader(), routes or {"a": "t"}, tables, NOW)
     job = pickle.loads(pickle.dumps(job))
     (out,) = job(iter(batches))
-    assert out.schema.names == ["table", "report"]
-    rows = out.to_pylist()
-    return {row["table"]: row["report"] for row in rows}
+    assert out.schema == TASK_OUTPUT
+    return {row["table"]: row["block"] for row in out.to_pylist()}
 
 
 def reports(*arguments, **options):
-    found = {name: TaskReport.from_json(text) for name, text in run(*arguments, **options).items()}
+    packed = run(*arguments, **options)
+    found = {name: unpack_report(name, block) for name, block in packed.items()}
     for each in found.values():
         # What the driver insists on, except where the batch has to run again.
-        if not each.new_fields:
-            assert each.read == each.landed + each.quarantined + each.dropped
-        assert sum(file.records for file in each.files) <= each.landed
+        if not each.requests.new_fields:
+            assert (
+                each.stats.records
+                == each.counts.landed + each.counts.quarantined + each.counts.dropped
+            )
+        assert sum(file.records for file in each.staged.files) <= each.counts.landed
     return found
 
 
@@ -133,18 +146,18 @@ def good(at):
 def test_records_land_with_where_they_came_from(tmp_path):
     batches = [records(("a", 3, good(1)), ("a", 4, good(2), 7)), records(("a", 5, good(3)))]
     report = reports({"t": table(tmp_path)}, *batches)["t"]
-    assert (report.read, report.landed) == (3, 3)
-    assert sum(file.records for file in report.files) == 3
-    found = rows(report.files, "id", "word", "_src_topic", "_src_partition", "_src_offset")
+    assert (report.stats.records, report.counts.landed) == (3, 3)
+    assert sum(file.records for file in report.staged.files) == 3
+    found = rows(report.staged.files, "id", "word", "_src_topic", "_src_partition", "_src_offset")
     assert found == [
         (1, "word 1", "a", 0, 3),
         (2, "word 2", "a", 7, 4),
         (3, "word 3", "a", 0, 5),
     ]
-    assert rows(report.files, "_ingested_at") == [(NOW,)] * 3
-    assert report.newest_by_partition == {"a/0": BASE + 5, "a/7": BASE + 4}
-    assert all("p-00001-c" in file.path for file in report.files)
-    assert report.quarantine_files == ()
+    assert rows(report.staged.files, "_ingested_at") == [(NOW,)] * 3
+    assert report.stats.newest == {"a/0": BASE + 5, "a/7": BASE + 4}
+    assert all("p-00001-c" in file.path for file in report.staged.files)
+    assert report.staged.quarantine_files == ()
 
 
 def test_nothing_in_nothing_out(tmp_path):
@@ -163,16 +176,18 @@ def test_two_topics_go_to_two_tables_and_a_third_nowhere(tmp_path):
         ("d", 0, good(5)),
     )
     found = reports(tables, mixed, routes={"a": "t", "b": "u", "d": "t"})
-    assert {name: each.read for name, each in found.items()} == {"t": 3, "u": 1}
-    assert rows(found["t"].files, "id") == [(1,), (4,), (5,)]
-    assert rows(found["u"].files, "id") == [(2,)]
+    assert {name: each.stats.records for name, each in found.items()} == {"t": 3, "u": 1}
+    assert rows(found["t"].staged.files, "id") == [(1,), (4,), (5,)]
+    assert rows(found["u"].staged.files, "id") == [(2,)]
 
 
 def test_two_attempts_never_write_the_same_file(tmp_path):
     first = reports({"t": table(tmp_path)}, records(("a", 0, good(1))))["t"]
     second = reports({"t": table(tmp_path)}, records(("a", 0, good(1))))["t"]
-    assert not {file.path for file in first.files} & {file.path for file in second.files}
-    assert rows(first.files, "id") == rows(second.files, "id") == [(1,)]
+    assert not {file.path for file in first.staged.files} & {
+        file.path for file in second.staged.files
+    }
+    assert rows(first.staged.files, "id") == rows(second.staged.files, "id") == [(1,)]
 
 
 # ── floors ──────────────────────────────────────────────────────────────────────────────────────
@@ -186,8 +201,8 @@ def test_what_is_below_the_floor_is_not_even_read(tmp_path):
         ("a", 0, good(0), 9), ("b", 0, good(8)),
     )  # fmt: skip
     report = reports({"t": table(tmp_path, floors=floors)}, batch, routes={"a": "t", "b": "t"})["t"]
-    assert (report.read, report.landed, report.quarantined) == (4, 4, 0)
-    assert sorted(rows(report.files, "id")) == [(0,), (2,), (5,), (8,)]
+    assert (report.stats.records, report.counts.landed, report.counts.quarantined) == (4, 4, 0)
+    assert sorted(rows(report.staged.files, "id")) == [(0,), (2,), (5,), (8,)]
 
 
 def test_a_table_that_has_it_all_reports_nothing(tmp_path):
@@ -219,47 +234,57 @@ BAD = records(
 
 def test_bad_records_are_kept_aside(tmp_path):
     report = reports({"t": table(tmp_path)}, BAD)["t"]
-    assert (report.read, report.landed, report.quarantined) == (5, 2, 3)
-    assert rows(report.files, "id") == [(1,), (2,)]
-    aside = rows(report.quarantine_files, "topic", "offset", "value", "pipeline", "ingested_at")
+    assert (report.stats.records, report.counts.landed, report.counts.quarantined) == (5, 2, 3)
+    assert rows(report.staged.files, "id") == [(1,), (2,)]
+    aside = rows(
+        report.staged.quarantine_files, "topic", "offset", "value", "pipeline", "ingested_at"
+    )
     assert aside == [
         ("a", 1, b"{", "p", NOW),
         ("a", 3, None, "p", NOW),
         ("a", 4, b'{"id": "x"}', "p", NOW),
     ]
-    assert all(why for (why,) in rows(report.quarantine_files, "error"))
-    assert not report.wants_quarantine
+    assert all(why for (why,) in rows(report.staged.quarantine_files, "error"))
+    assert not report.requests.needs_quarantine
 
 
 def test_only_bad_records(tmp_path):
     report = reports({"t": table(tmp_path)}, records(("a", 0, b"{"), ("a", 1, b"[")))["t"]
-    assert (report.landed, report.quarantined, report.files) == (0, 2, ())
-    assert report.newest_by_partition == {"a/0": BASE + 1}
+    assert (report.counts.landed, report.counts.quarantined, report.staged.files) == (0, 2, ())
+    assert report.stats.newest == {"a/0": BASE + 1}
 
 
 def test_a_quarantine_that_does_not_exist_is_asked_for(tmp_path):
     report = reports({"t": table(tmp_path, quarantine=False)}, BAD)["t"]
-    assert report.wants_quarantine
-    assert (report.read, report.quarantined, report.quarantine_files) == (5, 3, ())
+    assert report.requests.needs_quarantine
+    assert (report.stats.records, report.counts.quarantined, report.staged.quarantine_files) == (
+        5,
+        3,
+        (),
+    )
 
 
 def test_bad_records_are_dropped_and_counted(tmp_path):
     report = reports({"t": table(tmp_path, quarantine=False, bad_records="drop")}, BAD)["t"]
-    assert (report.landed, report.quarantined, report.dropped) == (2, 0, 3)
-    assert not report.wants_quarantine
-    assert report.quarantine_files == ()
+    assert (report.counts.landed, report.counts.quarantined, report.counts.dropped) == (2, 0, 3)
+    assert not report.requests.needs_quarantine
+    assert report.staged.quarantine_files == ()
 
 
 def test_the_first_bad_record_stops(tmp_path):
     report = reports({"t": table(tmp_path, bad_records="fail")}, BAD)["t"]
-    assert (report.first_bad.topic, report.first_bad.partition, report.first_bad.offset) == (
+    assert (
+        report.requests.first_bad.topic,
+        report.requests.first_bad.partition,
+        report.requests.first_bad.offset,
+    ) == (
         "a",
         0,
         1,
     )
-    assert report.first_bad.error
-    assert report.quarantine_files == ()
-    assert not report.wants_quarantine
+    assert report.requests.first_bad.error
+    assert report.staged.quarantine_files == ()
+    assert not report.requests.needs_quarantine
 
 
 def test_floors_of_the_quarantine_trim_only_bad_rows(tmp_path):
@@ -268,9 +293,9 @@ def test_floors_of_the_quarantine_trim_only_bad_rows(tmp_path):
         {"t": table(tmp_path, quarantine_floors={"a": {0: 4}})},
         BAD,
     )["t"]
-    assert (report.read, report.landed, report.quarantined) == (5, 2, 3)
-    assert rows(report.files, "id") == [(1,), (2,)]
-    assert rows(report.quarantine_files, "offset") == [(4,)]
+    assert (report.stats.records, report.counts.landed, report.counts.quarantined) == (5, 2, 3)
+    assert rows(report.staged.files, "id") == [(1,), (2,)]
+    assert rows(report.staged.quarantine_files, "offset") == [(4,)]
 
 
 def test_floors_of_the_quarantine_are_per_topic(tmp_path):
@@ -278,8 +303,8 @@ def test_floors_of_the_quarantine_are_per_topic(tmp_path):
     report = reports(
         {"t": table(tmp_path, quarantine_floors={"a": {0: 1}})}, bad, routes={"a": "t", "b": "t"}
     )["t"]
-    assert report.quarantined == 3
-    assert sorted(rows(report.quarantine_files, "topic", "offset")) == [("a", 1), ("b", 0)]
+    assert report.counts.quarantined == 3
+    assert sorted(rows(report.staged.quarantine_files, "topic", "offset")) == [("a", 1), ("b", 0)]
 
 
 # ── new fields ──────────────────────────────────────────────────────────────────────────────────
@@ -293,34 +318,34 @@ def test_new_fields_are_reported_and_nothing_of_that_batch_is_used(tmp_path):
         records(("a", 4, {"id": 4, "other": "x"})),
     ]
     report = reports({"t": table(tmp_path)}, *batches)["t"]
-    names = {field.name for seen in report.new_fields for field in seen}
+    names = {field.name for seen in report.requests.new_fields for field in seen}
     assert names == {"extra", "other"}  # all at once: each round costs a job
-    assert report.landed < report.read
-    assert rows(report.files, "id") == [(1,)]  # named, so that the driver can remove it
-    assert report.quarantine_files == ()
+    assert report.counts.landed < report.stats.records
+    assert rows(report.staged.files, "id") == [(1,)]  # named, so that the driver can remove it
+    assert report.staged.quarantine_files == ()
 
 
 def test_new_fields_of_one_table_leave_the_other_alone(tmp_path):
     tables = {"t": table(tmp_path / "t"), "u": table(tmp_path / "u")}
     mixed = records(("a", 0, {"id": 1, "extra": 1}), ("b", 0, good(2)))
     found = reports(tables, mixed, routes={"a": "t", "b": "u"})
-    assert found["t"].new_fields
-    assert not found["u"].new_fields
-    assert rows(found["u"].files, "id") == [(2,)]
+    assert found["t"].requests.new_fields
+    assert not found["u"].requests.new_fields
+    assert rows(found["u"].staged.files, "id") == [(2,)]
 
 
 @pytest.mark.parametrize("rule, quarantined", [("ignore", 0), ("freeze", 1)])
 def test_other_rules_for_new_fields(tmp_path, rule, quarantined):
     batch = records(("a", 0, good(1)), ("a", 1, {**good(2), "extra": 1}))
     report = reports({"t": table(tmp_path, schema_evolution=rule)}, batch)["t"]
-    assert (report.new_fields, report.quarantined) == ((), quarantined)
-    assert report.landed == 2 - quarantined
+    assert (report.requests.new_fields, report.counts.quarantined) == ((), quarantined)
+    assert report.counts.landed == 2 - quarantined
 
 
 def test_columns_that_are_not_wanted(tmp_path):
     batch = records(("a", 0, {**good(1), "secret": "x"}))
     report = reports({"t": table(tmp_path, dropped_columns=frozenset({"secret"}))}, batch)["t"]
-    assert (report.landed, report.new_fields) == (1, ())
+    assert (report.counts.landed, report.requests.new_fields) == (1, ())
 
 
 # ── failures ────────────────────────────────────────────────────────────────────────────────────
@@ -346,36 +371,41 @@ def test_a_bug_fails_the_task(tmp_path):
 def test_reports_travel_and_add_up():
     file = StagedFile("x", 2, 3, "{}")
     one = TaskReport(
-        read=4,
-        landed=2,
-        quarantined=1,
-        dropped=1,
-        files=(file,),
-        new_fields=((NewField(("a", "element"), "n", LongType()),),),
-        first_bad=FirstBadRecord("a", 0, 1, "no"),
-        oldest=2,
-        newest_by_partition={"a/0": 5, "b/0": 2},
+        Counts(landed=2, quarantined=1, dropped=1),
+        RecordStats(records=4, oldest=2, newest={"a/0": 5, "b/0": 2}),
+        StagedChanges(files=(file,)),
+        TaskRequests(
+            new_fields=((NewField(("a", "element"), "n", LongType()),),),
+            first_bad=FirstBadRecord("a", 0, 1, "no"),
+        ),
     )
     other = TaskReport(
-        read=1,
-        quarantined=1,
-        quarantine_files=(file,),
-        new_fields=((NewField((), "m", StringType()),),),
-        first_bad=FirstBadRecord("b", 0, 1, "no"),
-        wants_quarantine=True,
-        oldest=1,
-        newest_by_partition={"a/0": 4, "c/0": 9},
+        Counts(quarantined=1),
+        RecordStats(records=1, oldest=1, newest={"a/0": 4, "c/0": 9}),
+        StagedChanges(quarantine_files=(file,)),
+        TaskRequests(
+            new_fields=((NewField((), "m", StringType()),),),
+            needs_quarantine=True,
+            first_bad=FirstBadRecord("b", 0, 1, "no"),
+        ),
     )
-    assert TaskReport.from_json(one.to_json()) == one
-    assert TaskReport.from_json(other.to_json()) == other
+    packed = pack_reports({"one": one, "other": other}).to_pylist()
+    assert [unpack_report(row["table"], row["block"]) for row in packed] == [one, other]
+    rows = [("t", row["group"], row["block"]) for row in packed]
+    assert add_reports(rows, ["t", "quiet"]) == {"t": one + other, "quiet": TaskReport()}
     both = one + other
-    assert (both.read, both.landed, both.quarantined, both.dropped) == (5, 2, 2, 1)
-    assert (both.files, both.quarantine_files) == ((file,), (file,))
-    assert both.new_fields == one.new_fields + other.new_fields
-    assert both.first_bad == one.first_bad
-    assert both.wants_quarantine
-    assert both.oldest == (other + one).oldest == 1
-    assert both.newest_by_partition == {"a/0": 5, "b/0": 2, "c/0": 9}
+    assert (
+        both.stats.records,
+        both.counts.landed,
+        both.counts.quarantined,
+        both.counts.dropped,
+    ) == (5, 2, 2, 1)
+    assert (both.staged.files, both.staged.quarantine_files) == ((file,), (file,))
+    assert both.requests.new_fields == one.requests.new_fields + other.requests.new_fields
+    assert both.requests.first_bad == one.requests.first_bad
+    assert both.requests.needs_quarantine
+    assert both.stats.oldest == (other + one).stats.oldest == 1
+    assert both.stats.newest == {"a/0": 5, "b/0": 2, "c/0": 9}
     assert TaskReport() + one == one + TaskReport() == one
 
 
@@ -442,9 +472,9 @@ def test_times_are_those_of_what_is_read_for_a_table(tmp_path):
         "u": table(tmp_path / "u"),
     }
     found = reports(tables, batch, routes={"a": "t", "b": "u"})
-    assert found["t"].oldest == BASE + 5
-    assert found["t"].newest_by_partition == {"a/0": BASE + 7, "a/1": BASE + 6}
-    assert (found["u"].oldest, found["u"].newest_by_partition) == (BASE + 9, {"b/0": BASE + 9})
+    assert found["t"].stats.oldest == BASE + 5
+    assert found["t"].stats.newest == {"a/0": BASE + 7, "a/1": BASE + 6}
+    assert (found["u"].stats.oldest, found["u"].stats.newest) == (BASE + 9, {"b/0": BASE + 9})
 
 
 def test_keys_and_headers_that_are_kept_come_from_the_records(tmp_path):
@@ -458,8 +488,8 @@ def test_keys_and_headers_that_are_kept_come_from_the_records(tmp_path):
     sent = [[{"key": "trace", "value": b"1"}], None]
     batch = batch.append_column("headers", pa.array(sent, headers))
     report = reports({"t": table(tmp_path, target=kept)}, batch)["t"]
-    assert rows(report.files, "id", "_src_key", "_src_headers") == [(1, b"real", sent[0])]
-    assert report.new_fields == ()
-    ((offset, error),) = rows(report.quarantine_files, "offset", "error")
+    assert rows(report.staged.files, "id", "_src_key", "_src_headers") == [(1, b"real", sent[0])]
+    assert report.requests.new_fields == ()
+    ((offset, error),) = rows(report.staged.quarantine_files, "offset", "error")
     assert offset == 1
     assert "_src_key" in error

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from icestream.batch.shuffle import pack, unpack
 from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, RowChanges
 from icestream.index.bucket import LookupResult
 from icestream.index.sequences import SourceSequences
@@ -158,7 +159,7 @@ def test_changes_travel_and_are_split_by_key():
     whole = changes(events)
     parts = dict(whole.by_group(buckets=16, groups=4))
     assert set(parts) <= set(range(4))
-    back = ChangeBatch.from_bytes([part.to_bytes() for part in parts.values()])
+    back = ChangeBatch.of([unpack(pack(part.batch())) for part in parts.values()])
     assert sorted(back.rows.column("id").to_pylist()) == list(range(51))
     assert back.missing.drop_null().unique().to_pylist() == [json.dumps(["b"])]
     assert back.record.null_count == back.missing.null_count

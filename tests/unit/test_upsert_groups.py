@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from icestream.batch.mirrors import group_count
+from icestream.batch.table_modes import group_count
 from icestream.formats import TRUNCATE, UPSERT, RowChanges
 from icestream.index.keys import bucket_of
 from icestream.upsert.changes import change_batch

@@ -7,6 +7,7 @@ import pytest
 
 from icestream.tables.commits import summary
 from icestream.tables.marker import Counts, Loss, Marker, property_name
+from icestream.tables.metadata import Metadata
 from icestream.verify.chain import check_chain
 from icestream.verify.report import TableFindings
 
@@ -81,13 +82,13 @@ def history():
 
 def kinds(document, pipeline="p"):
     findings = TableFindings("s.t")
-    check_chain(document, pipeline, findings)
+    check_chain(Metadata(document), pipeline, findings)
     return [finding.kind for finding in findings.report().findings]
 
 
 def test_a_whole_chain_says_where_every_snapshot_stands(history):
     findings = TableFindings("s.t")
-    chain = check_chain(history.document(), "p", findings)
+    chain = check_chain(Metadata(history.document()), "p", findings)
     report = findings.report()
     assert (report.findings, report.notes) == ((), ())
     assert report.checks[0].status == "ok"
@@ -108,7 +109,7 @@ def test_a_whole_chain_says_where_every_snapshot_stands(history):
 @pytest.mark.parametrize("keep", range(1, 6))
 def test_expiry_explains_a_chain_that_begins_late(history, keep):
     findings = TableFindings("s.t")
-    chain = check_chain(history.document(keep=keep), "p", findings)
+    chain = check_chain(Metadata(history.document(keep=keep)), "p", findings)
     assert findings.report().findings == ()
     assert not chain.complete
     assert chain.limits[106] == {"t": {0: 12, 1: 3}}
@@ -126,7 +127,7 @@ def test_nothing_but_a_rewrite_is_left_after_expiry(history):
 
 def test_a_table_that_nobody_claimed_is_no_violation():
     findings = TableFindings("s.t")
-    check_chain(History().document(), "p", findings)
+    check_chain(Metadata(History().document()), "p", findings)
     report = findings.report()
     assert report.findings == ()
     assert "no run of this pipeline has claimed" in report.notes[0]
@@ -135,7 +136,7 @@ def test_a_table_that_nobody_claimed_is_no_violation():
 def test_foreign_snapshots_are_named_and_counted(history):
     history.foreign("append", 10, 0, **{"engine-name": "spark"}).foreign("overwrite", 3, 5)
     findings = TableFindings("s.t")
-    chain = check_chain(history.document(), "p", findings)
+    chain = check_chain(Metadata(history.document()), "p", findings)
     report = findings.report()
     assert report.findings == ()
     assert report.notes == (
@@ -145,11 +146,13 @@ def test_foreign_snapshots_are_named_and_counted(history):
     foreign = chain.foreign_until(108)
     assert (foreign.added, foreign.deleted, foreign.exact) == (13, 5, True)
     assert chain.foreign_until(106).added == 0
-    assert not check_chain(history.document(keep=3), "p", findings).foreign_until(108).exact
+    assert (
+        not check_chain(Metadata(history.document(keep=3)), "p", findings).foreign_until(108).exact
+    )
 
 
 def test_another_pipelines_commits_are_foreign(history):
-    chain = check_chain(history.document(), "q", TableFindings("s.t"))
+    chain = check_chain(Metadata(history.document()), "q", TableFindings("s.t"))
     assert (len(chain.own_commits), len(chain.foreign), chain.marker) == (0, 5, None)
 
 
@@ -210,7 +213,7 @@ def test_no_own_snapshot_that_expiry_does_not_explain(history):
 def test_a_link_that_does_not_fit(history, key, value, kind):
     history.snapshots[1]["summary"][key] = value
     findings = TableFindings("s.t")
-    check_chain(history.document(), "p", findings)
+    check_chain(Metadata(history.document()), "p", findings)
     found = [each for each in findings.report().findings if each.kind == kind]
     assert found
     if kind == "positions-back":
@@ -263,7 +266,7 @@ def test_positions_may_go_back_where_a_topic_was_created_again(history):
     history.own({"t": {0: 0, 1: 0}}, generation=3, losses=losses)
     history.own({"t": {0: 4, 1: 0}}, 4, generation=3, losses=losses)
     findings = TableFindings("s.t")
-    chain = check_chain(history.document(), "p", findings)
+    chain = check_chain(Metadata(history.document()), "p", findings)
     assert findings.report().findings == ()
     assert chain.reused == {"t"}
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from icestream.tables.commits import Snapshot
 from icestream.tables.marker import Counts, Loss, Marker
-from icestream.verify.chain import ChainSnapshot, MarkerChain
+from icestream.verify.chain import MarkerChain
 from icestream.verify.offsets import OffsetBitmaps, contiguous_ranges, span
 from icestream.verify.report import MOST, TableFindings
 from icestream.verify.rows import RowCheckRules, check_quarantine, check_snapshot
@@ -102,7 +103,7 @@ def test_spans_may_be_empty():
 
 def link(number, operation="append", parent=None, **counts):
     summary = {key.replace("_", "-"): str(value) for key, value in counts.items()}
-    return ChainSnapshot(number, parent, number, operation, summary)
+    return Snapshot(number, parent, number, 0, summary, operation)
 
 
 def chain(positions, landed, start=None, foreign=(), counts=None, parent=None, losses=()):

@@ -1,24 +1,28 @@
-"""The executor's side of a micro-batch: read ▸ trim ▸ route ▸ decode ▸ shape ▸ stage, in one pass.
+"""The executor's side of a micro-batch: read ▸ route ▸ decode ▸ shape ▸ stage, in one pass.
 
-What comes back to the driver are a few rows of JSON per task: staged files, counts, findings.
+What comes back to the driver are a few small rows per task: staged files, counts, requests.
 """
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
 from icestream.batch.quarantine import BadRecordWriter
-from icestream.batch.report import TaskReport, reports_batch
-from icestream.batch.route import at_or_above
+from icestream.batch.report import (
+    RecordStats,
+    StagedChanges,
+    TaskReport,
+    TaskRequests,
+    pack_reports,
+)
+from icestream.batch.route import route_records
 from icestream.batch.row_layout import RowLayout, split_good_and_bad
-from icestream.batch.shuffle import PartitionShuffler, blocks_batch, reports_as_blocks
+from icestream.batch.shuffle import PartitionShuffler, blocks_batch, pack
 from icestream.batch.table_task import TableTaskInput, UpsertTaskInput
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
@@ -31,13 +35,11 @@ from icestream.schema import (
 )
 from icestream.sources import RecordReader
 from icestream.tables.arrow import arrow_schema
+from icestream.tables.marker import Counts
 from icestream.upsert.change_rules import apply_change_rules, order_only_fields
 from icestream.upsert.changes import change_batch
 from icestream.write.partition import PartitionLimitExceeded, partitions_refusal
 from icestream.write.stage import Stager
-
-if TYPE_CHECKING:
-    pass
 
 _MEMORY = 128 << 20  # rows that one task may hold back for sorting, over all its tables
 _LEAST_MEMORY = 8 << 20
@@ -55,52 +57,39 @@ class StageTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage everything, then report; some tables' rows go on to the tasks that write them."""
-        desks: dict[str, _TableStager] = {}
-        rows: list[tuple[str, str]] = []
+        stagers: dict[str, _TableStager] = {}
+        floors = {name: table.floors for name, table in self.tables.items()}
+        result: dict[str, TaskReport] | IcestreamError
         table = ""
         try:
             for records in self.reader.read(batches):
-                for table, part in self._routed(records):
-                    if table not in desks:
-                        desks[table] = _TableStager(self, self.tables[table])
-                    blocks = list(desks[table].process(part))
+                for table, part in route_records(records, self.routes, floors):
+                    if table not in stagers:
+                        stagers[table] = _TableStager(self, self.tables[table])
+                    blocks = list(stagers[table].process(part))
                     if blocks:
                         yield blocks_batch(table, blocks)
-            for table, desk in desks.items():
-                rows.append((table, desk.finish().to_json()))
-        except PartitionLimitExceeded as found:
-            refused = partitions_refusal(table, found.count, found.most, found.where)
-            rows = [("", json.dumps(refused.facts()))]
+            result = {name: stager.finish() for name, stager in stagers.items()}
+        except PartitionLimitExceeded as limit:
+            result = partitions_refusal(table, limit.count, limit.most, limit.where)
         except IcestreamError as failure:
-            rows = [("", json.dumps(failure.facts()))]
+            result = failure
         finally:
-            for desk in desks.values():
-                desk.abort()
-        told = reports_batch(rows)
-        yield reports_as_blocks(told) if self.shuffles else told
+            for stager in stagers.values():
+                stager.abort()
+        yield pack_reports(result)
 
     @property
     def shuffles(self) -> bool:
         """Whether changes are shared out by key, or rows by partition."""
         return any(table.upsert or table.shuffle_by_partition for table in self.tables.values())
 
-    def _routed(self, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The records at or above the floor of the table they belong to."""
-        topics = pc.unique(records.column("topic")).to_pylist()
-        for topic in topics:
-            table = self.routes.get(topic)
-            if table is None:
-                continue
-            of_topic = records
-            if len(topics) > 1:
-                of_topic = records.filter(pc.equal(records.column("topic"), topic))
-            kept = at_or_above(of_topic, self.tables[table].floors.get(topic, {}))
-            if kept.num_rows:
-                yield table, kept
-
 
 class _TableStager:
-    """Where one task works on one table."""
+    """One table's part of a stage task: decodes records, stages good rows, counts all of them.
+
+    Bad ones go to BadRecordWriter.
+    """
 
     def __init__(self, job: StageTask, table: TableTaskInput) -> None:
         self._table = table
@@ -124,37 +113,40 @@ class _TableStager:
             table.metadata_columns,
         )
         self._report = TaskReport()
+        self._stats = RecordStats()
+        self._requests = TaskRequests()
 
     def process(self, records: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
         """Decode, shape and stage; if the table must change first, only look for what it lacks.
 
         → changes by group of keys, where the table is a mirror; or rows by group of partitions.
         """
-        if self._report.new_fields or self._report.widened:
+        if self._requests.new_fields or self._requests.widened:
             self._find_new_fields(records)
             return
         decoded = self._decode(records, self._data)
         oldest, newest = _timestamp_range(records)
         sizes = pc.binary_length(records.column("value"))
-        counted = TaskReport(
-            read=records.num_rows,
-            oldest=oldest,
-            newest_by_partition=newest,
+        self._stats += RecordStats(
+            records=records.num_rows,
             bytes=pc.sum(sizes).as_py() or 0,
-            largest_record=pc.max(sizes).as_py() or 0,
+            largest=pc.max(sizes).as_py() or 0,
+            oldest=oldest,
+            newest=newest,
         )
         if wider := self._widened(decoded):
-            self._report += replace(counted, widened=wider)
+            self._requests += TaskRequests(widened=wider)
             return
         if decoded.new_fields:
             keys = self._key_columns(records)
-            self._report += replace(counted, new_fields=(decoded.new_fields,), keys=keys)
+            self._requests += TaskRequests(new_fields=(decoded.new_fields,), keys=keys)
             return
+        count = records.num_rows
         upsert = self._table.upsert
         if not upsert and decoded.changes is not None:
             records, decoded = _events_with_rows(records, decoded)
         if upsert and not upsert.terms.keys:
-            self._report += replace(counted, keys=self._key_columns(records))
+            self._requests += TaskRequests(keys=self._key_columns(records))
             return
         if upsert and decoded.errors.null_count:
             decoded = apply_change_rules(records, decoded, upsert.terms, self._hidden)
@@ -169,12 +161,12 @@ class _TableStager:
             self._good = self._good or Stager(self._table.target, self._attempt, self._memory)
             self._good.write(good)
             failpoint("mid-write")
-        taken = counted.read - bad.num_rows
-        ignored = 0 if upsert else taken - good.num_rows  # heartbeats and the like
-        counted = replace(counted, landed=taken - ignored, dropped=ignored)
-        self._report += counted
+        # Of a mirror every change counts as landed: many records make one row there.
+        handled = count - bad.num_rows
+        ignored = 0 if upsert else handled - good.num_rows  # heartbeats and the like
+        self._report += TaskReport(Counts(landed=handled - ignored, dropped=ignored))
         if bad.num_rows:
-            self._report += TaskReport(**self._bad.handle(bad))
+            self._report += self._bad.handle(bad)
 
     def _decode(self, records: pa.RecordBatch, columns: Schema) -> DecodedBatch:
         table = self._table
@@ -186,10 +178,10 @@ class _TableStager:
 
     def _key_columns(self, records: pa.RecordBatch) -> tuple[str, ...]:
         """The key columns as the records have them, for a mirror whose keys are not known yet."""
-        upsert, tell = self._table.upsert, getattr(self._table.format, "key_columns", None)
-        if upsert is None or upsert.terms.keys or tell is None:
+        upsert = self._table.upsert
+        if upsert is None or upsert.terms.keys:
             return ()
-        return tuple(tell(records) or ())
+        return self._table.format.key_columns(records) or ()
 
     def _change_blocks(
         self,
@@ -206,26 +198,27 @@ class _TableStager:
             records, changes = records.filter(fine), changes.filter(fine)
         told = change_batch(records, good, changes, upsert.terms.keys)
         for group, some in told.by_group(upsert.buckets, upsert.groups):
-            yield group, some.to_bytes()
+            yield group, pack(some.batch())
 
     def _find_new_fields(self, records: pa.RecordBatch) -> None:
         """Find what else is new. With the finds so far as columns that is as quick as decoding."""
-        found = merge_new_fields(self._report.new_fields)
-        decoded = self._decode(records, with_new_fields(self._data, found))
-        seen = [decoded.new_fields]
-        odd = records.filter(decoded.errors.is_valid())
-        if odd.num_rows:  # perhaps only because a type was guessed too narrow
-            seen.append(self._decode(odd, self._data).new_fields)
-        more = TaskReport(new_fields=tuple(each for each in seen if each))
-        self._report += replace(more, widened=self._widened(decoded))
+        known = merge_new_fields(self._requests.new_fields)
+        decoded = self._decode(records, with_new_fields(self._data, known))
+        new = [decoded.new_fields]
+        bad = records.filter(decoded.errors.is_valid())
+        if bad.num_rows:  # perhaps only because a type was guessed too narrow
+            new.append(self._decode(bad, self._data).new_fields)
+        self._requests += TaskRequests(
+            new_fields=tuple(fields for fields in new if fields), widened=self._widened(decoded)
+        )
 
     def finish(self) -> TaskReport:
         """Close the files and say what there is."""
-        return replace(
-            self._report,
+        staged = StagedChanges(
             files=tuple(self._good.finish()) if self._good else (),
             quarantine_files=self._bad.finish(),
         )
+        return self._report + TaskReport(stats=self._stats, staged=staged, requests=self._requests)
 
     def abort(self) -> None:
         """Let go of what is still open after an error."""

@@ -1,26 +1,15 @@
-"""Aside: where a task puts the bad records of one table, as `bad_records` says."""
-
-from dataclasses import dataclass
-from typing import Any
+"""Where a task puts the bad records of one table, as `bad_records` says."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icestream.batch.report import FirstBadRecord, TaskReport, TaskRequests
 from icestream.batch.route import at_or_above
 from icestream.sources import RecordFloors
+from icestream.tables.marker import Counts
 from icestream.write.stage import StagedFile, Stager, StageTarget
 
 _MEMORY = 8 << 20
-
-
-@dataclass(frozen=True)
-class FirstBadRecord:
-    """A record that `bad_records: fail` stops at."""
-
-    topic: str
-    partition: int
-    offset: int
-    error: str
 
 
 class BadRecordWriter:
@@ -35,22 +24,24 @@ class BadRecordWriter:
         self._attempt = attempt
         self._stager: Stager | None = None
 
-    def handle(self, bad: pa.RecordBatch) -> dict[str, Any]:
-        """Deal with bad records, in the columns of quarantine; → what a report says of them."""
+    def handle(self, bad: pa.RecordBatch) -> TaskReport:
+        """Apply `bad_records` to rows in quarantine columns: stage, drop, or note the first."""
         if self._rule == "drop":
-            return {"dropped": bad.num_rows}
+            return TaskReport(Counts(dropped=bad.num_rows))
+        # Counted though nothing is written: the counts of a report must add up to its records.
+        counts = Counts(quarantined=bad.num_rows)
         if self._rule == "fail":
             first = bad.slice(0, 1).select(["topic", "partition", "offset", "error"]).to_pylist()[0]
-            return {"first_bad": FirstBadRecord(**first), "quarantined": bad.num_rows}
+            return TaskReport(counts, requests=TaskRequests(first_bad=FirstBadRecord(**first)))
         if self._target is None:
-            return {"wants_quarantine": True, "quarantined": bad.num_rows}
+            return TaskReport(counts, requests=TaskRequests(needs_quarantine=True))
         for topic in pc.unique(bad.column("topic")).to_pylist():
             of_topic = bad.filter(pc.equal(bad.column("topic"), topic))
             fresh = at_or_above(of_topic, self._floors.get(topic, {}))
             if fresh.num_rows:
                 self._stager = self._stager or Stager(self._target, self._attempt, _MEMORY)
                 self._stager.write(fresh)
-        return {"quarantined": bad.num_rows}
+        return TaskReport(counts)
 
     def finish(self) -> tuple[StagedFile, ...]:
         """Close the files."""

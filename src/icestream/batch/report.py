@@ -1,97 +1,140 @@
-"""What tasks did for a table of a batch, added up on the driver."""
+"""What tasks did for a table of a batch: in small parts that each add themselves up.
+
+Tasks yield rows of (table, group, block). A report is a row of group `REPORTS` whose block is a
+pickled TaskReport, as Spark pickles the task itself; an error is one without a table.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from icestream.batch.quarantine import FirstBadRecord
-from icestream.schema import NewField, dump_new_fields, load_new_fields
-from icestream.write.stage import StagedFile
+from icestream.errors import IcestreamError
+from icestream.schema import NewField
+from icestream.tables.marker import Counts
+from icestream.write.target import StagedFile
+
+REPORTS = -1  # as a group: no rows, but what a task has to say
+TASK_OUTPUT = pa.schema([("table", pa.string()), ("group", pa.int32()), ("block", pa.binary())])
+
+
+@dataclass(frozen=True)
+class RecordStats:
+    """What the records were like."""
+
+    records: int = 0
+    bytes: int = 0  # of all values
+    largest: int = 0  # bytes of the largest value
+    oldest: int | None = None  # timestamps of the records, in µs
+    newest: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
+
+    def __add__(self, other: "RecordStats") -> "RecordStats":
+        newest = dict(self.newest)
+        for partition, timestamp in other.newest.items():
+            newest[partition] = max(timestamp, newest.get(partition, timestamp))
+        oldest = [time for time in (self.oldest, other.oldest) if time is not None]
+        return RecordStats(
+            self.records + other.records,
+            self.bytes + other.bytes,
+            max(self.largest, other.largest),
+            min(oldest, default=None),
+            newest,
+        )
+
+
+@dataclass(frozen=True)
+class StagedChanges:
+    """What is staged, and waits for the commit."""
+
+    files: tuple[StagedFile, ...] = ()
+    quarantine_files: tuple[StagedFile, ...] = ()
+    deleted_positions: tuple[Mapping[str, str], ...] = ()  # data file → positions, packed
+    index_runs: tuple[str, ...] = ()  # of the key index
+
+    def __add__(self, other: "StagedChanges") -> "StagedChanges":
+        return StagedChanges(
+            self.files + other.files,
+            self.quarantine_files + other.quarantine_files,
+            self.deleted_positions + other.deleted_positions,
+            self.index_runs + other.index_runs,
+        )
+
+
+@dataclass(frozen=True)
+class FirstBadRecord:
+    """The bad record that a batch stops at under `bad_records: fail`."""
+
+    topic: str
+    partition: int
+    offset: int
+    error: str
+
+
+@dataclass(frozen=True)
+class TaskRequests:
+    """What has to be done before the batch can be committed."""
+
+    new_fields: tuple[tuple[NewField, ...], ...] = ()
+    widened: tuple[NewField, ...] = ()  # columns that the source has made wider
+    keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
+    needs_quarantine: bool = False
+    needs_one_task: bool = False  # rows of several tasks need each other: one must have them all
+    first_bad: FirstBadRecord | None = None
+
+    def __add__(self, other: "TaskRequests") -> "TaskRequests":
+        return TaskRequests(
+            self.new_fields + other.new_fields,
+            self.widened + other.widened,
+            self.keys or other.keys,
+            self.needs_quarantine or other.needs_quarantine,
+            self.needs_one_task or other.needs_one_task,
+            self.first_bad or other.first_bad,
+        )
 
 
 @dataclass(frozen=True)
 class TaskReport:
     """What one task, or all of them together, did for one table."""
 
-    read: int = 0
-    landed: int = 0
-    quarantined: int = 0
-    dropped: int = 0
-    files: tuple[StagedFile, ...] = ()
-    quarantine_files: tuple[StagedFile, ...] = ()
-    new_fields: tuple[tuple[NewField, ...], ...] = ()
-    first_bad: FirstBadRecord | None = None
-    wants_quarantine: bool = False
-    oldest: int | None = None  # timestamps of the records, in µs
-    newest_by_partition: Mapping[str, int] = field(default_factory=dict)  # by topic/partition
-    bytes: int = 0  # of all values
-    largest_record: int = 0  # of the largest
-    keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
-    deleted_positions: tuple[Mapping[str, str], ...] = ()  # data file → positions that die, packed
-    index_runs: tuple[str, ...] = ()  # of the key index
-    needs_one_task: bool = False  # rows of several tasks need each other: one must have them all
-    widened: tuple[NewField, ...] = ()  # columns that the source has made wider
+    counts: Counts = field(default_factory=Counts)  # must add up to the records that were read
+    stats: RecordStats = field(default_factory=RecordStats)
+    staged: StagedChanges = field(default_factory=StagedChanges)
+    requests: TaskRequests = field(default_factory=TaskRequests)
 
     def __add__(self, other: "TaskReport") -> "TaskReport":
-        newest = dict(self.newest_by_partition)
-        for source, at in other.newest_by_partition.items():
-            newest[source] = max(at, newest.get(source, at))
-        times = [at for at in (self.oldest, other.oldest) if at is not None]
         return TaskReport(
-            self.read + other.read,
-            self.landed + other.landed,
-            self.quarantined + other.quarantined,
-            self.dropped + other.dropped,
-            self.files + other.files,
-            self.quarantine_files + other.quarantine_files,
-            self.new_fields + other.new_fields,
-            self.first_bad or other.first_bad,
-            self.wants_quarantine or other.wants_quarantine,
-            min(times, default=None),
-            newest,
-            self.bytes + other.bytes,
-            max(self.largest_record, other.largest_record),
-            self.keys or other.keys,
-            self.deleted_positions + other.deleted_positions,
-            self.index_runs + other.index_runs,
-            self.needs_one_task or other.needs_one_task,
-            self.widened + other.widened,
-        )
-
-    def to_json(self) -> str:
-        """For the way to the driver."""
-        plain = asdict(replace(self, new_fields=(), widened=()))
-        plain["new_fields"] = [dump_new_fields(seen) for seen in self.new_fields]
-        plain["widened"] = dump_new_fields(self.widened)
-        return json.dumps(plain)
-
-    @staticmethod
-    def from_json(text: str) -> "TaskReport":
-        """On the driver."""
-        raw: dict[str, Any] = json.loads(text)
-        return TaskReport(
-            **{
-                **raw,
-                "files": tuple(StagedFile(**each) for each in raw["files"]),
-                "quarantine_files": tuple(StagedFile(**each) for each in raw["quarantine_files"]),
-                "new_fields": tuple(tuple(load_new_fields(seen)) for seen in raw["new_fields"]),
-                "first_bad": FirstBadRecord(**raw["first_bad"]) if raw["first_bad"] else None,
-                "keys": tuple(raw["keys"]),
-                "deleted_positions": tuple(raw["deleted_positions"]),
-                "index_runs": tuple(raw["index_runs"]),
-                "widened": tuple(load_new_fields(raw["widened"])),
-            }
+            self.counts + other.counts,
+            self.stats + other.stats,
+            self.staged + other.staged,
+            self.requests + other.requests,
         )
 
 
-_REPORT = pa.schema([("table", pa.string()), ("report", pa.string())])
+def pack_reports(reports: Mapping[str, Any] | IcestreamError) -> pa.RecordBatch:
+    """What a task yields at its end: a report for each table, or the error that stopped it."""
+    # An error is a row and not an exception: Spark would run the task again, and hand on no more
+    # than its text.
+    if isinstance(reports, IcestreamError):
+        blocks = [("", json.dumps(reports.facts()).encode())]
+    else:
+        blocks = [(name, pickle.dumps(report)) for name, report in reports.items()]
+    rows = [{"table": name, "group": REPORTS, "block": block} for name, block in blocks]
+    return pa.RecordBatch.from_pylist(rows, schema=TASK_OUTPUT)
 
 
-def reports_batch(rows: Sequence[tuple[str, str]]) -> pa.RecordBatch:
-    """What a task yields: a table's name and a report, or no name and an error."""
-    return pa.RecordBatch.from_pylist(
-        [{"table": name, "report": text} for name, text in rows], schema=_REPORT
-    )
+def unpack_report(table: str, block: bytes) -> Any:
+    """What `pack_reports` packed into one row; raises the error, if it is one."""
+    if not table:
+        raise IcestreamError.from_facts(json.loads(block))
+    return pickle.loads(block)  # noqa: S301 (by our own tasks)
+
+
+def add_reports(rows: Iterable[tuple[str, int, bytes]], tables: Iterable[str]) -> dict[str, Any]:
+    """On the driver: the reports of all tasks, by table; raises the first error among them."""
+    reports = {name: TaskReport() for name in tables}
+    for table, _, block in sorted(rows, key=lambda row: row[0]):  # an error has no table: first
+        reports[table] += unpack_report(table, bytes(block))
+    return reports

@@ -1,9 +1,11 @@
 """Records of a task by table, without those that the table has already."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from icestream.sources import RecordFloors
 
 
 def at_or_above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch:
@@ -19,3 +21,20 @@ def at_or_above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.Record
         if pc.any(below).as_py():
             records = records.filter(pc.invert(below))
     return records
+
+
+def route_records(
+    records: pa.RecordBatch, routes: Mapping[str, str], floors: Mapping[str, RecordFloors]
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield each topic's records with its table: those that the table does not have already."""
+    topics = pc.unique(records.column("topic")).to_pylist()
+    for topic in topics:
+        table = routes.get(topic)
+        if table is None:
+            continue
+        of_topic = records
+        if len(topics) > 1:
+            of_topic = records.filter(pc.equal(records.column("topic"), topic))
+        kept = at_or_above(of_topic, floors[table].get(topic, {}))
+        if kept.num_rows:
+            yield table, kept

@@ -1,4 +1,8 @@
-"""Gathering: rows of one partition from all tasks in one file, where each would write a small one.
+"""The shuffle of a batch: changes of a key to one task, or rows of a partition into one file.
+
+Spark moves blocks and never sees a row: they are Arrow IPC in single binary values. They are
+compressed here, not by Spark: Java copies a block half a dozen times and keeps it until it is read,
+so that small ones spare it whole collections.
 
 A commit writes a file for each partition and task. With many partitions and few rows that is a
 heap of tiny files, so the rows go through a shuffle by partition first: batch/decode_task.py cuts
@@ -15,6 +19,7 @@ import pyarrow as pa
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
+from icestream.batch.report import TASK_OUTPUT
 from icestream.write.conform import stored_columns
 from icestream.write.partition import Partitioner, most_partitions
 from icestream.write.stage import StagedFile, Stager, StageTarget
@@ -72,7 +77,7 @@ class PartitionShuffler:
 
 
 class GatheredRowWriter:
-    """Where one task writes all rows of some partitions of one table."""
+    """Writes rows that were shuffled by partition, so that each partition gets one file."""
 
     def __init__(self, target: StageTarget, memory: int) -> None:
         self._stager = Stager(target, uuid.uuid4().hex[:12], memory)
@@ -110,25 +115,10 @@ def unpack(block: bytes) -> pa.Table:
         return reader.read_all()
 
 
-REPORTS = -1  # as a group: no changes, but what a task has to say
-
-
-_BLOCKS = pa.schema([("table", pa.string()), ("group", pa.int32()), ("block", pa.binary())])
-
-
 def blocks_batch(table: str, blocks: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
     """What a task hands to the shuffle: blocks of one table, each with its group."""
-    rows = [{"group": group, "table": table, "block": block} for group, block in blocks]
-    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
-
-
-def reports_as_blocks(reports: pa.RecordBatch) -> pa.RecordBatch:
-    """Reports on their way through the shuffle, with a table's changes."""
-    rows = [
-        {"table": row["table"], "group": REPORTS, "block": row["report"].encode()}
-        for row in reports.to_pylist()
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema=_BLOCKS)
+    rows = [{"table": table, "group": group, "block": block} for group, block in blocks]
+    return pa.RecordBatch.from_pylist(rows, schema=TASK_OUTPUT)
 
 
 def grouped_blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, list[bytes]]]:

@@ -1,20 +1,28 @@
 """The executor's side of a batch after the shuffle: all changes of some keys, or gathered rows."""
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 
 import pyarrow as pa
 
 from icestream.batch.quarantine import BadRecordWriter
-from icestream.batch.report import TaskReport, reports_batch
+from icestream.batch.report import (
+    REPORTS,
+    TASK_OUTPUT,
+    StagedChanges,
+    TaskReport,
+    TaskRequests,
+    pack_reports,
+)
 from icestream.batch.row_layout import quarantine_rows
-from icestream.batch.shuffle import REPORTS, GatheredRowWriter, grouped_blocks
+from icestream.batch.shuffle import GatheredRowWriter, grouped_blocks, unpack
 from icestream.batch.table_task import TableTaskInput
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
+from icestream.tables.marker import Counts
 from icestream.upsert.apply import ChangeApplier
 from icestream.upsert.changes import ChangeBatch
 from icestream.write.partition import PartitionLimitExceeded, partitions_refusal
@@ -23,7 +31,7 @@ _MEMORY = 128 << 20
 
 
 @dataclass(frozen=True)
-class ApplyTask:
+class WriteTask:
     """Picklable; Spark calls it once per task, with blocks that are sorted by table and group."""
 
     pipeline: str
@@ -31,90 +39,112 @@ class ApplyTask:
     ingested_at: datetime
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Apply group after group, and pass on what the tasks before the shuffle had to say."""
-        rows: list[tuple[str, str]] = []
-        desk: _MirrorTableWriter | _AppendTableWriter | None = None
+        """Write group after group, and pass on what the tasks before the shuffle reported."""
+        passed_on: list[dict[str, object]] = []
+        reports: dict[str, TaskReport] = {}
+        result: dict[str, TaskReport] | IcestreamError = reports
+        writer: _TableWriter | None = None
         try:
             for table, group, blocks in grouped_blocks(batches):
                 if group == REPORTS:
-                    rows += [(table, text.decode()) for text in blocks]
+                    passed_on += [
+                        {"table": table, "group": REPORTS, "block": each} for each in blocks
+                    ]
                     continue
-                if desk is None or desk.name != table:
-                    rows += desk.finish() if desk else []
+                if writer is None or writer.name != table:
+                    if writer:
+                        reports[writer.name] = writer.finish()
                     kind = _MirrorTableWriter if self.tables[table].upsert else _AppendTableWriter
-                    desk = kind(self, table)
-                desk.process_group(group, blocks)
-            rows += desk.finish() if desk else []
-        except PartitionLimitExceeded as found:
-            assert desk is not None, "it is what a desk raises"
-            refused = partitions_refusal(desk.name, found.count, found.most, found.where)
-            rows = [("", json.dumps(refused.facts()))]
+                    writer = kind(self, table)
+                writer.process_group(group, blocks)
+            if writer:
+                reports[writer.name] = writer.finish()
+        except PartitionLimitExceeded as limit:
+            assert writer is not None, "it is what a writer raises"
+            result = partitions_refusal(writer.name, limit.count, limit.most, limit.where)
         except IcestreamError as failure:
-            rows = [("", json.dumps(failure.facts()))]
+            result = failure
         finally:
-            if desk:
-                desk.close()
-        yield reports_batch(rows)
+            if writer:
+                writer.abort()
+        if result is reports:
+            yield pa.RecordBatch.from_pylist(passed_on, schema=TASK_OUTPUT)
+        yield pack_reports(result)
+
+
+class _TableWriter(Protocol):
+    """One table's part of a write task."""
+
+    name: str
+
+    def process_group(self, group: int, blocks: Sequence[bytes]) -> None: ...
+
+    def finish(self) -> TaskReport: ...
+
+    def abort(self) -> None: ...
 
 
 class _AppendTableWriter:
-    """Where one task writes the rows of some partitions of one table."""
+    """Writes the rows of some partitions of one table."""
 
-    def __init__(self, job: ApplyTask, name: str) -> None:
+    def __init__(self, task: WriteTask, name: str) -> None:
         self.name = name
-        self._pile = GatheredRowWriter(job.tables[name].target, _MEMORY)
+        self._rows = GatheredRowWriter(task.tables[name].target, _MEMORY)
 
     def process_group(self, group: int, blocks: Sequence[bytes]) -> None:
-        self._pile.write_blocks(blocks)
+        self._rows.write_blocks(blocks)
         failpoint("mid-write")
 
-    def finish(self) -> list[tuple[str, str]]:
-        return [(self.name, TaskReport(files=self._pile.finish()).to_json())]
+    def finish(self) -> TaskReport:
+        return TaskReport(staged=StagedChanges(files=self._rows.finish()))
 
-    def close(self) -> None:
-        self._pile.abort()
+    def abort(self) -> None:
+        self._rows.abort()
 
 
 class _MirrorTableWriter:
-    """Where one task works on one mirror."""
+    """One mirror's part of a write task: folds the changes of its key groups.
 
-    def __init__(self, job: ApplyTask, name: str) -> None:
+    Stages rows and index entries, and collects the positions that they delete.
+    """
+
+    def __init__(self, task: WriteTask, name: str) -> None:
         self.name = name
-        self._job = job
-        table = job.tables[name]
+        self._task = task
+        table = task.tables[name]
         assert table.upsert is not None, "only changes come this way"
         assert table.upsert.mirror is not None, "and only with a key"
         self._upsert = table.upsert
         attempt = uuid.uuid4().hex[:12]
-        self._applier = ChangeApplier(table.upsert.mirror, attempt, _MEMORY, job.ingested_at)
-        self._aside = BadRecordWriter(
+        self._applier = ChangeApplier(table.upsert.mirror, attempt, _MEMORY, task.ingested_at)
+        self._bad_records = BadRecordWriter(
             table.bad_records, table.quarantine, table.quarantine_floors, f"{attempt}-late"
         )
         self._report = TaskReport()
 
     def process_group(self, group: int, blocks: Sequence[bytes]) -> None:
-        changes = ChangeBatch.from_bytes(blocks)
+        changes = ChangeBatch.of([unpack(block) for block in blocks])
         buckets, groups = self._upsert.buckets, self._upsert.groups
-        mine = [bucket for bucket in range(buckets) if bucket * groups // buckets == group]
-        bad = self._applier.apply(changes, mine)
+        own = [bucket for bucket in range(buckets) if bucket * groups // buckets == group]
+        bad = self._applier.apply(changes, own)
         failpoint("mid-write")
         if bad is not None:
-            rows = quarantine_rows(bad, self._job.pipeline, self._job.ingested_at, "apply")
-            # They were counted as rows before anybody could know.
-            told = TaskReport(landed=-rows.num_rows)
-            self._report += replace(told, **self._aside.handle(rows))
+            rows = quarantine_rows(bad, self._task.pipeline, self._task.ingested_at, "apply")
+            # They were counted as landed before anybody could know.
+            self._report += TaskReport(Counts(landed=-rows.num_rows))
+            self._report += self._bad_records.handle(rows)
 
-    def finish(self) -> list[tuple[str, str]]:
-        done = self._applier.finish()
-        self._report += TaskReport(
-            files=done.files,
-            quarantine_files=self._aside.finish(),
-            deleted_positions=(done.deleted_positions,) if done.deleted_positions else (),
-            index_runs=done.runs,
-            needs_one_task=done.needs_one_task,
+    def finish(self) -> TaskReport:
+        applied = self._applier.finish()
+        staged = StagedChanges(
+            files=applied.files,
+            quarantine_files=self._bad_records.finish(),
+            deleted_positions=(applied.deleted_positions,) if applied.deleted_positions else (),
+            index_runs=applied.runs,
         )
-        return [(self.name, self._report.to_json())]
+        requests = TaskRequests(needs_one_task=applied.needs_one_task)
+        return self._report + TaskReport(staged=staged, requests=requests)
 
-    def close(self) -> None:
+    def abort(self) -> None:
         self._applier.abort()
-        self._aside.abort()
+        self._bad_records.abort()

@@ -2,7 +2,7 @@
 
 Iceberg would retry and clean up by itself, and its clean-up can delete manifests that are live
 when an answer was lost (docs/design/exactly-once.md). So it commits through
-`OneAttemptOperations`, and the retry loop is `protocol.commit_with_retries`.
+`OneAttemptOperations`, and the retry loop is commit/retry.py.
 """
 
 import json
@@ -20,6 +20,7 @@ from icestream.errors import Replaced, Unreachable
 from icestream.positions import Positions
 from icestream.tables.commits import REWRITE_ID, summary
 from icestream.tables.marker import Marker, property_name
+from icestream.tables.metadata import Metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +33,8 @@ class IcebergTables:
     """The protocol's port, on a Java catalog in the driver's JVM."""
 
     def __init__(self, jvm: Any, catalog: Any, pipeline: str) -> None:
-        self._jvm = jvm
-        self._catalog = catalog
+        self.jvm = jvm
+        self.java_catalog = catalog
         self._namespaces = jvm.org.apache.iceberg.catalog.Namespace
         self._pipeline = pipeline
         self._operations: dict[str, Any] = {}
@@ -49,24 +50,23 @@ class IcebergTables:
         try:
             operations = self._operations.get(name)
             if operations is None:
-                operations = self._catalog.loadTable(self.identifier(name)).operations()
+                operations = self.java_catalog.loadTable(self.identifier(name)).operations()
                 self._operations[name] = operations
             metadata = operations.refresh()
         except Py4JJavaError as failure:
             self._operations.pop(name, None)
             raise _load_error(name, failure) from None
         document, rest = self._metadata_json(self._last_states.get(name), metadata)
-        view = table_state(
-            document, self._pipeline, CommitBase(operations, metadata, document, rest)
-        )
-        self._last_states[name] = view
-        return view
+        base = CommitBase(operations, metadata, document, rest)
+        state = table_state(Metadata(document), self._pipeline, base)
+        self._last_states[name] = state
+        return state
 
     def _metadata_json(
         self, seen: TableState | None, metadata: Any
     ) -> tuple[Mapping[str, Any], str]:
         """The metadata as JSON. It grows with every snapshot, so one more is only added to it."""
-        iceberg = self._jvm.org.apache.iceberg
+        iceberg = self.jvm.org.apache.iceberg
         properties, marker = metadata.properties(), property_name(self._pipeline)
         stored = properties.get(marker)
         # All else that a commit of somebody may have changed, in one question.
@@ -96,7 +96,7 @@ class IcebergTables:
     def exists(self, name: str) -> bool:
         """Whether the catalog knows the table."""
         try:
-            return bool(self._catalog.tableExists(self.identifier(name)))
+            return bool(self.java_catalog.tableExists(self.identifier(name)))
         except Py4JJavaError as failure:
             raise _load_error(name, failure) from None
 
@@ -104,12 +104,12 @@ class IcebergTables:
         """Tables in the namespaces that `reaches` says yes to, at any depth."""
         found: list[str] = []
         try:
-            left = list(self._catalog.listNamespaces(self._namespaces.empty()))
+            left = list(self.java_catalog.listNamespaces(self._namespaces.empty()))
             while left:
                 namespace = left.pop()
                 if reaches(str(namespace.toString())):
-                    left.extend(self._catalog.listNamespaces(namespace))
-                    tables = self._catalog.listTables(namespace)
+                    left.extend(self.java_catalog.listNamespaces(namespace))
+                    tables = self.java_catalog.listTables(namespace)
                     found.extend(str(each.toString()) for each in tables)
         except Py4JJavaError as failure:
             raise Unreachable(
@@ -133,7 +133,7 @@ class IcebergTables:
         """Run `build` on a transaction over `base`, then commit once; raises CommitFailed."""
         operations = OneAttemptOperations(base)
         try:
-            transaction = self._jvm.org.apache.iceberg.BaseTable(operations, name).newTransaction()
+            transaction = self.jvm.org.apache.iceberg.BaseTable(operations, name).newTransaction()
             build(transaction)
             try:
                 transaction.commitTransaction()
@@ -155,10 +155,10 @@ class IcebergTables:
 
     def identifier(self, name: str) -> Any:
         """`namespace.table` as Iceberg's identifier."""
-        return self._jvm.org.apache.iceberg.catalog.TableIdentifier.parse(name)
+        return self.jvm.org.apache.iceberg.catalog.TableIdentifier.parse(name)
 
     def _parser(self, transaction: Any) -> Callable[[str], Any]:
-        parser = self._jvm.org.apache.iceberg.ContentFileParser
+        parser = self.jvm.org.apache.iceberg.ContentFileParser
         specs = transaction.table().specs()
         return lambda text: parser.fromJson(self._mapper.readTree(text), specs)
 

@@ -1,11 +1,17 @@
-"""What the rules ask of a catalog: a fresh look, one attempt; what it carries, how it fails."""
+"""What commits ask of a catalog: a fresh look, one attempt; what an attempt carries, how it fails.
 
-from collections.abc import Sequence
+commit/java_catalog.py and commit/table_builder.py are the real ones. Nothing here needs a JVM, so
+that all who use the port can be driven by a simulated catalog.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from icestream.commit.table_state import TableState
 from icestream.positions import Positions
+from icestream.schema import NewField
+from icestream.tables.design import TableDesign
 from icestream.tables.marker import Marker
 
 
@@ -13,16 +19,8 @@ class CommitFailed(Exception):
     """One attempt was refused, failed or went unanswered: only a fresh look tells which."""
 
 
-class CommitCatalog(Protocol):
-    """The port to the catalog: a fresh look, and a single compare-and-set attempt."""
-
-    def load(self, name: str) -> TableState:
-        """Read the table's current state; raises Unreachable."""
-        ...
-
-    def commit(self, name: str, base: Any, marker: Marker, before: Positions, work: Any) -> None:
-        """Try once, from exactly `base`; raises CommitFailed whatever the reason was."""
-        ...
+class InputsReplaced(CommitFailed):
+    """What was to be replaced is no longer there: nothing was committed, and trying is no use."""
 
 
 @dataclass(frozen=True)
@@ -47,5 +45,57 @@ class ReplacedFiles:
     kept_deletes: Sequence[tuple[str, int]] = ()  # written anew, with the sequence number they had
 
 
-class InputsReplaced(CommitFailed):
-    """What was to be replaced is no longer there: nothing was committed, and trying is no use."""
+class CommitCatalog(Protocol):
+    """A fresh look at a table, and single compare-and-set attempts."""
+
+    def load(self, name: str) -> TableState:
+        """Read the table's current state; raises Unreachable."""
+        ...
+
+    def commit(
+        self, name: str, base: Any, marker: Marker, before: Positions, files: AddedFiles
+    ) -> None:
+        """Try once, from exactly `base`; raises CommitFailed whatever the reason was."""
+        ...
+
+
+class RewriteCatalog(CommitCatalog, Protocol):
+    """A catalog that takes rewrites as well."""
+
+    def commit_rewrite(self, name: str, base: Any, files: ReplacedFiles) -> None:
+        """Try once, from exactly `base`; raises CommitFailed or InputsReplaced."""
+        ...
+
+
+class RunCatalog(CommitCatalog, Protocol):
+    """What a run asks of its catalog besides."""
+
+    def exists(self, name: str) -> bool:
+        """Whether the catalog knows the table."""
+        ...
+
+    def list_tables(self, reaches: Callable[[str], bool]) -> list[str]:
+        """Tables in the namespaces that `reaches` says yes to, at any depth."""
+        ...
+
+
+class TableChanges(Protocol):
+    """Changes of tables, each a single attempt; raise CommitFailed when another was faster."""
+
+    def create(self, design: TableDesign) -> bool:
+        """Create the table unless it is there. True: it was created here."""
+        ...
+
+    def evolve(
+        self,
+        design: TableDesign,
+        base: Any,
+        new: Sequence[NewField],
+        wider: Sequence[NewField] = (),
+    ) -> None:
+        """Add columns and widen others, lay the table out if that had to wait."""
+        ...
+
+    def set_keys(self, design: TableDesign, base: Any, keys: Sequence[str]) -> None:
+        """Write down the key columns of a mirror, as its records name them."""
+        ...

@@ -76,31 +76,31 @@ class BatchPlan:
     gaps: tuple[GapRange, ...] = ()
 
 
-def marker_status(view: TableState) -> MarkerStatus:
+def marker_status(state: TableState) -> MarkerStatus:
     """Compare the marker property with the newest own snapshot that is still retained."""
-    own = next((each.commit_id for each in view.ancestors if each.commit_id), None)
-    marker = view.marker
+    own = next((each.commit_id for each in state.ancestors if each.commit_id), None)
+    marker = state.marker
     if marker is None:
         return MarkerStatus.NEW if own is None else MarkerStatus.REWOUND
-    if marker.table_uuid != view.uuid:
+    if marker.table_uuid != state.uuid:
         return MarkerStatus.REPLACED
     if own is not None:
         return MarkerStatus.OURS if own == marker.commit_id else MarkerStatus.REWOUND
     # No own snapshot is left. Expiry explains that only if the walk was cut short, behind us.
-    oldest = view.ancestors[-1] if view.ancestors else None
+    oldest = state.ancestors[-1] if state.ancestors else None
     if oldest is None or oldest.parent_id is None:
         return MarkerStatus.REPLACED
     behind = oldest.sequence_number >= marker.snapshot_sequence
     return MarkerStatus.OURS if behind else MarkerStatus.REPLACED
 
 
-def next_generation(views: Iterable[TableState]) -> int:
+def next_generation(states: Iterable[TableState]) -> int:
     """One above every generation seen in the pipeline's tables."""
-    return 1 + max((view.marker.generation for view in views if view.marker), default=0)
+    return 1 + max((state.marker.generation for state in states if state.marker), default=0)
 
 
 def marker_of_claim(
-    view: TableState,
+    state: TableState,
     claim: Claim,
     commit_id: str,
     start: Positions,
@@ -108,7 +108,7 @@ def marker_of_claim(
     details: Mapping[str, str],
 ) -> Marker:
     """The marker that claims a table; only a table without one begins at `start`."""
-    old = view.marker
+    old = state.marker
     return Marker(
         pipeline=claim.pipeline,
         generation=claim.generation,
@@ -116,8 +116,8 @@ def marker_of_claim(
         commit_id=commit_id,
         previous_commit_id=old.commit_id if old else None,
         sequence=old.sequence + 1 if old else 1,
-        table_uuid=view.uuid,
-        snapshot_sequence=view.last_sequence + 1,
+        table_uuid=state.uuid,
+        snapshot_sequence=state.last_sequence + 1,
         positions=old.positions if old else start,
         stream_ids=old.stream_ids if old else stream_ids,
         counts=old.counts if old else Counts(),
@@ -127,12 +127,12 @@ def marker_of_claim(
     )
 
 
-def claim_outcome(view: TableState, claim: Claim) -> CommitOutcome:
+def claim_outcome(state: TableState, claim: Claim) -> CommitOutcome:
     """Whether `claim` may (still) take the table: AGAIN means yes, try from this view."""
-    marker = view.marker
+    marker = state.marker
     if marker and marker.run_id == claim.run_id and marker.generation == claim.generation:
         return CommitOutcome.LANDED
-    stand = marker_status(view)
+    stand = marker_status(state)
     if stand is MarkerStatus.REWOUND:
         return CommitOutcome.REWOUND
     if stand is MarkerStatus.REPLACED:
@@ -142,12 +142,12 @@ def claim_outcome(view: TableState, claim: Claim) -> CommitOutcome:
     return CommitOutcome.AGAIN
 
 
-def claimed_by_another(views: Mapping[str, TableState], runs: Iterable[str]) -> str | None:
+def claimed_by_another(states: Mapping[str, TableState], runs: Iterable[str]) -> str | None:
     """Name a table whose newest claim is none of these runs', or None: they may begin again.
 
     A process that begins a broken run anew must not take its tables from whoever came meanwhile.
     """
-    claims = {name: view.marker for name, view in views.items() if view.marker}
+    claims = {name: state.marker for name, state in states.items() if state.marker}
     newest = max((marker.generation for marker in claims.values()), default=0)
     known = set(runs)
     return min(
@@ -161,7 +161,7 @@ def claimed_by_another(views: Mapping[str, TableState], runs: Iterable[str]) -> 
 
 
 def plan_batch(
-    view: TableState,
+    state: TableState,
     claim: Claim,
     batch: PositionRange,
     progress: Positions,
@@ -172,8 +172,8 @@ def plan_batch(
     `progress` is what this run has seen go by without rows for the table: the marker in the
     table only follows now and then, and a range that starts behind it is no gap.
     """
-    stand = marker_status(view)
-    marker = view.marker
+    stand = marker_status(state)
+    marker = state.marker
     if stand is MarkerStatus.REWOUND:
         return BatchPlan(BatchVerdict.REWOUND, {})
     if stand is not MarkerStatus.OURS or marker is None:
@@ -200,9 +200,9 @@ def plan_batch(
     return BatchPlan(BatchVerdict.COMMIT if fresh else BatchVerdict.SKIP, floors)
 
 
-def quarantine_floors(view: TableState | None, batch: PositionRange) -> Positions:
+def quarantine_floors(state: TableState | None, batch: PositionRange) -> Positions:
     """Floors of a quarantine table: its marker trims, but never means a gap or a start."""
-    kept = view.marker.positions if view and view.marker else {}
+    kept = state.marker.positions if state and state.marker else {}
     return {
         stream: {
             number: max(
@@ -215,7 +215,7 @@ def quarantine_floors(view: TableState | None, batch: PositionRange) -> Position
 
 
 def marker_after_batch(
-    view: TableState,
+    state: TableState,
     batch: PositionRange,
     commit_id: str,
     counts: Counts,
@@ -224,7 +224,7 @@ def marker_after_batch(
     stream_ids: Mapping[str, str],
 ) -> Marker:
     """The marker after this batch; positions never move back."""
-    old = view.marker
+    old = state.marker
     assert old is not None, "a table is claimed before anything is planned for it"
     marks = [mark for mark in (old.watermark_ms, watermark_ms) if mark is not None]
     return replace(
@@ -232,7 +232,7 @@ def marker_after_batch(
         commit_id=commit_id,
         previous_commit_id=old.commit_id,
         sequence=old.sequence + 1,
-        snapshot_sequence=view.last_sequence + 1,
+        snapshot_sequence=state.last_sequence + 1,
         positions=max_positions(old.positions, batch.stop),
         stream_ids={**{s: stream_ids[s] for s in batch.stop if s in stream_ids}, **old.stream_ids},
         counts=old.counts + counts,
@@ -242,14 +242,14 @@ def marker_after_batch(
 
 
 def marker_after_losses(
-    view: TableState,
+    state: TableState,
     commit_id: str,
     losses: Iterable[Loss],
     resume: Positions,
     stream_ids: Mapping[str, str],
 ) -> Marker:
     """The marker after accepted losses: their streams go on at `resume`, or are forgotten."""
-    old = view.marker
+    old = state.marker
     assert old is not None, "a table is claimed before its losses are looked at"
     accepted = tuple(losses)
     hurt = {loss.stream for loss in accepted}
@@ -258,7 +258,7 @@ def marker_after_losses(
         commit_id=commit_id,
         previous_commit_id=old.commit_id,
         sequence=old.sequence + 1,
-        snapshot_sequence=view.last_sequence + 1,
+        snapshot_sequence=state.last_sequence + 1,
         positions={**{s: at for s, at in old.positions.items() if s not in hurt}, **resume},
         stream_ids={**{s: i for s, i in old.stream_ids.items() if s not in hurt}, **stream_ids},
         losses=(*old.losses, *accepted),
@@ -266,30 +266,30 @@ def marker_after_losses(
 
 
 def outcome_of_commit(
-    view: TableState, tried: Marker, planned: TableState, pinned: bool = False
+    state: TableState, tried: Marker, planned: TableState, pinned: bool = False
 ) -> CommitOutcome:
     """After a commit without a plain yes: what does the table itself say?
 
     `pinned` work speaks of rows at their positions: it only fits the snapshot it was made for.
     """
-    if view.uuid == tried.table_uuid and any(
-        a.commit_id == tried.commit_id for a in view.ancestors
+    if state.uuid == tried.table_uuid and any(
+        a.commit_id == tried.commit_id for a in state.ancestors
     ):
         return CommitOutcome.LANDED
-    if view.marker and view.marker.commit_id == tried.commit_id:
+    if state.marker and state.marker.commit_id == tried.commit_id:
         return CommitOutcome.LANDED
-    marker, before = view.marker, planned.marker
+    marker, before = state.marker, planned.marker
     if marker and (marker.generation > tried.generation or marker.run_id != tried.run_id):
         return CommitOutcome.FENCED
-    stand = marker_status(view)
+    stand = marker_status(state)
     if stand is MarkerStatus.REWOUND:
         return CommitOutcome.REWOUND
     if stand is MarkerStatus.REPLACED:
         return CommitOutcome.REPLACED
     moved = marker is None or before is None or marker.commit_id != before.commit_id
-    if moved or view.schema_id != planned.schema_id:
+    if moved or state.schema_id != planned.schema_id:
         return CommitOutcome.RESTAGE
-    if pinned and [a.snapshot_id for a in view.ancestors[:1]] != [
+    if pinned and [a.snapshot_id for a in state.ancestors[:1]] != [
         a.snapshot_id for a in planned.ancestors[:1]
     ]:
         return CommitOutcome.RESTAGE

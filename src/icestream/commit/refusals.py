@@ -3,50 +3,53 @@
 from collections.abc import Sequence
 
 from icestream import errors
-from icestream.commit.protocol import GapRange
+from icestream.commit.protocol import BatchVerdict, CommitOutcome, GapRange, MarkerStatus
 from icestream.commit.table_state import TableState
 from icestream.errors import IcestreamError
 from icestream.tables.marker import Loss
 
 
 def refusal(
-    table: str, verdict: str, view: TableState | None = None, missing: Sequence[GapRange] = ()
+    table: str,
+    verdict: BatchVerdict | CommitOutcome | MarkerStatus,
+    state: TableState | None = None,
+    gaps: Sequence[GapRange] = (),
 ) -> IcestreamError:
-    """The error for a verdict or outcome of the protocol."""
-    marker = view.marker if view else None
-    seen = f"marker {marker.commit_id}, generation {marker.generation}" if marker else None
-    match verdict:
+    """The error for a verdict, an outcome or a status of the protocol that means no."""
+    marker = state.marker if state else None
+    where = f"marker {marker.commit_id}, generation {marker.generation}" if marker else None
+    match verdict.value:
         case "fenced":
             return errors.Fenced(
                 f"table `{table}`: another run of this pipeline has taken over",
-                where=seen,
+                where=where,
                 hint="stop one of the two; supervisors must not restart exit code 3",
             )
         case "gap":
             return errors.Gap(
                 f"table `{table}`: the source no longer has all records after the marker",
-                where="missing: " + "; ".join(str(each) for each in missing),
+                where="missing: " + "; ".join(str(each) for each in gaps),
                 hint="restore them at the source; nothing was written",
             )
         case "incarnation":
             return errors.Incarnation(
                 f"table `{table}`: the source was re-created under the same name",
-                where=seen,
+                where=where,
                 hint="its positions mean other records now: give the pipeline a new name",
             )
         case "rewound":
             return errors.Rewound(
                 f"table `{table}` was rolled back behind our marker",
-                where=seen,
+                where=where,
                 hint="roll it forward again, or let its position follow: `icestream rewind`",
             )
         case "replaced":
             return errors.Replaced(
                 f"table `{table}` is not the one that this pipeline wrote to",
-                where=seen,
+                where=where,
                 hint="was it dropped and created again? use another pipeline or table name",
             )
-    return errors.InternalError(f"table `{table}`: no rule for `{verdict}`")
+    return errors.InternalError(f"table `{table}`: no rule for `{verdict.value}`")
 
 
 _SHOWN = 20

@@ -1,16 +1,35 @@
-"""The retry loop of a commit: once per base, until it is in or may not be."""
+"""The one retry loop of commits: once per base, until it is in or may not be.
+
+The stream's commits and those of rewrites go through it. Where Iceberg's own actions drive
+(expiry, manifests), they call our TableOperations instead: commit/attempt.py.
+"""
 
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from icestream.commit.port import CommitCatalog, CommitFailed
-from icestream.commit.protocol import CommitOutcome, outcome_of_commit
+from icestream.commit.protocol import CommitOutcome
 from icestream.commit.table_state import TableState
 from icestream.errors import Unreachable
-from icestream.tables.marker import Marker
+
+ATTEMPTS = 10  # commits of one batch to one table, from ever newer bases
+
+
+class Attempts(Protocol):
+    """What is tried, at one table."""
+
+    name: str
+
+    def try_once(self, state: TableState) -> None:
+        """Try from this base; raises CommitFailed, whatever the reason was."""
+        ...
+
+    def judge(self, seen: TableState) -> CommitOutcome:
+        """After a failure: what the table says. AGAIN: it may be tried from what was seen."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,58 +43,48 @@ class CommitResult:
 
 def commit_with_retries(
     tables: CommitCatalog,
-    name: str,
+    attempts: Attempts,
     planned: TableState,
-    make: Callable[[TableState], Marker],
-    work: Any,
-    pause: Callable[[int], bool],
-    look: Callable[[TableState], CommitOutcome] | None = None,
-    pinned: bool = False,
+    wait: Callable[[int], bool],
 ) -> CommitResult:
-    """Commit `work` once per base until it is in, or until the table says that it may not be.
+    """Commit once per base until it is in, or until the table says that it may not be.
 
-    `make` gives the marker for the base that is tried, always with the same commit id.
-    `pause(attempt)` waits before another attempt and answers False when there were enough;
+    `wait(attempt)` waits before another attempt and answers False when there were enough;
     AGAIN as the final outcome means that nothing landed and attempts are used up.
     """
-    view, attempt, reason = planned, 0, None
+    state, attempt, reason = planned, 0, None
     while True:
         attempt += 1
-        marker = make(view)
-        before = view.marker.positions if view.marker else {}
         try:
-            tables.commit(name, view.base, marker, before, work)
+            attempts.try_once(state)
             return CommitResult(CommitOutcome.LANDED, attempt, reason)
         except CommitFailed as failure:
             reason = str(failure)
-        seen = _reload(tables, name, pause, attempt)
+        seen = _reload(tables, attempts.name, wait, attempt)
         if seen is None:
             return CommitResult(CommitOutcome.AGAIN, attempt, reason)
-        outcome = look(seen) if look else outcome_of_commit(seen, marker, planned, pinned)
-        if outcome is not CommitOutcome.AGAIN or not pause(attempt):
+        outcome = attempts.judge(seen)
+        if outcome is not CommitOutcome.AGAIN or not wait(attempt):
             return CommitResult(outcome, attempt, reason)
-        view = seen
+        state = seen
 
 
 def _reload(
-    tables: CommitCatalog, name: str, pause: Callable[[int], bool], attempt: int
+    tables: CommitCatalog, name: str, wait: Callable[[int], bool], attempt: int
 ) -> TableState | None:
     """Read the table after a failure, also when the catalog needs a while to answer again."""
     while True:
         try:
             return tables.load(name)
         except Unreachable:
-            if not pause(attempt):
+            if not wait(attempt):
                 return None
             attempt += 1
 
 
-_ATTEMPTS = 10  # commits of one batch to one table, from ever newer bases
-
-
 def backoff(attempt: int) -> bool:
     """Wait a little longer each time, never in step with other writers."""
-    if attempt >= _ATTEMPTS:
+    if attempt >= ATTEMPTS:
         return False
     time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.05 * 2**attempt))  # noqa: S311
     return True

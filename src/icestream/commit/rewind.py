@@ -4,6 +4,8 @@ The ref goes to a snapshot that is new, never to the old one itself: a run that 
 what it saw before must find another base than it planned with.
 """
 
+from dataclasses import dataclass
+
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -16,17 +18,27 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
-from icestream.rewind.plan import TableRewind
+from icestream.positions import Positions
 from icestream.tables.commits import summary
 from icestream.tables.marker import Marker, property_name
 
 REWOUND_FROM = "icestream.rewound-from"  # in the summary: the snapshot that was left
 
 
-def commit_rewind(catalog: Catalog, table: Table, plan: TableRewind, marker: Marker) -> None:
+@dataclass(frozen=True)
+class RewindCommit:
+    """One table's way back."""
+
+    left: int  # the snapshot that is current, and must still be
+    target: int  # the snapshot whose rows the table gets again
+    positions: Positions  # that the marker had there
+    marker: Marker  # with which the table goes on
+
+
+def commit_rewind(catalog: Catalog, table: Table, rewind: RewindCommit) -> None:
     """One compare-and-set from the planned snapshot; raises what the catalog raises."""
-    metadata = table.metadata
-    target = metadata.snapshot_by_id(plan.to_snapshot)
+    metadata, marker = table.metadata, rewind.marker
+    target = metadata.snapshot_by_id(rewind.target)
     assert target is not None, "the plan was made from this metadata"
     notes = target.summary.additional_properties if target.summary else {}
     snapshot = Snapshot(
@@ -37,8 +49,8 @@ def commit_rewind(catalog: Catalog, table: Table, plan: TableRewind, marker: Mar
         summary=Summary(
             Operation.APPEND,
             **{key: value for key, value in notes.items() if key.startswith("total-")},
-            **summary(marker, plan.marker.positions, 0),
-            **{REWOUND_FROM: str(plan.from_snapshot)},
+            **summary(marker, rewind.positions, 0),
+            **{REWOUND_FROM: str(rewind.left)},
         ),
         schema_id=metadata.current_schema_id,
     )
@@ -47,7 +59,7 @@ def commit_rewind(catalog: Catalog, table: Table, plan: TableRewind, marker: Mar
         table,
         (
             AssertTableUUID(uuid=metadata.table_uuid),
-            AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=plan.from_snapshot),
+            AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=rewind.left),
         ),
         (
             AddSnapshotUpdate(snapshot=snapshot),

@@ -20,16 +20,15 @@ from icestream.tables.design import (
     awaits_layout,
     layout_is_known,
 )
-from icestream.tables.metadata import current_fields
+from icestream.tables.metadata import Metadata
 
 
 class TableBuilder:
     """Creates and evolves tables through Java, from designs and findings in Python."""
 
-    def __init__(self, jvm: Any, catalog: Any, tables: IcebergTables) -> None:
-        self._jvm = jvm
-        self._iceberg = jvm.org.apache.iceberg
-        self._catalog = catalog
+    def __init__(self, tables: IcebergTables) -> None:
+        self._iceberg = tables.jvm.org.apache.iceberg
+        self._catalog = tables.java_catalog
         self._tables = tables
 
     def create(self, design: TableDesign) -> bool:
@@ -68,10 +67,9 @@ class TableBuilder:
         """Add columns and widen others, lay the table out if that had to wait; one attempt."""
 
         def build(transaction: Any) -> None:
-            document = base.document
-            top = current_fields(document)
+            metadata = Metadata(base.document)
             update = transaction.updateSchema()
-            anchor = next((name for name in top if name in OUR_NAMES), None)
+            anchor = next((name for name in metadata.columns if name in OUR_NAMES), None)
             for each in new:
                 self._add(update, each)
                 if not each.parent and anchor and each.name not in OUR_NAMES:
@@ -79,7 +77,7 @@ class TableBuilder:
             for each in wider:
                 update.updateColumn(each.name, self._java_type(each.type))
             update.commit()
-            if awaits_layout(design, document, [each.name for each in new if not each.parent]):
+            if awaits_layout(design, metadata, [each.name for each in new if not each.parent]):
                 self._add_layout(transaction, design)
 
         try:

@@ -1,12 +1,12 @@
 """What the catalog said of one table at one moment; nothing here needs a JVM."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from icestream.errors import InternalError
-from icestream.tables.commits import parent_of
+from icestream.tables.commits import Snapshot
 from icestream.tables.marker import LocatedMarker, Marker, property_name
+from icestream.tables.metadata import Metadata
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class TableState:
     ancestors: tuple[AncestorSnapshot, ...]  # newest first, as far as snapshots are retained
     last_sequence: int
     schema_id: int
-    base: Any = None  # the metadata that a commit compares against; opaque here
+    base: Any = None  # what a commit compares against; only its catalog looks inside
+    metadata: Metadata = field(default=Metadata({}), compare=False, repr=False)
 
     @property
     def snapshot_ids(self) -> list[int]:
@@ -36,46 +37,31 @@ class TableState:
         return [each.snapshot_id for each in self.ancestors]
 
 
-def table_state(document: Mapping[str, Any], pipeline: str, base: Any = None) -> TableState:
-    """What Iceberg's metadata JSON says, in the protocol's words."""
-    stored = document.get("properties", {}).get(property_name(pipeline))
+def table_state(metadata: Metadata, pipeline: str, base: Any = None) -> TableState:
+    """What a table's metadata says, in the protocol's words."""
+    stored = metadata.properties.get(property_name(pipeline))
     return TableState(
-        uuid=document["table-uuid"],
+        uuid=metadata.uuid,
         marker=Marker.from_json(stored) if stored else None,
-        ancestors=_ancestors(document, pipeline),
-        last_sequence=document.get("last-sequence-number", 0),
-        schema_id=document["current-schema-id"],
+        ancestors=tuple(_ancestor(each, pipeline) for each in metadata.ancestors()),
+        last_sequence=metadata.last_sequence,
+        schema_id=metadata.schema_id,
         base=base,
+        metadata=metadata,
     )
 
 
-def _ancestors(document: Mapping[str, Any], pipeline: str) -> tuple[AncestorSnapshot, ...]:
-    by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots", ())}
-    found = []
-    at: int | None = document.get("current-snapshot-id")
-    while at is not None and at in by_id:
-        snapshot = by_id[at]
-        notes = snapshot.get("summary", {})
-        own = notes.get("icestream.pipeline") == pipeline
-        found.append(
-            AncestorSnapshot(
-                snapshot_id=at,
-                parent_id=parent_of(snapshot),
-                sequence_number=snapshot.get("sequence-number", 0),
-                commit_id=notes.get("icestream.commit-id") if own else None,
-            )
-        )
-        at = snapshot.get("parent-snapshot-id")
-    return tuple(found)
+def _ancestor(snapshot: Snapshot, pipeline: str) -> AncestorSnapshot:
+    return AncestorSnapshot(
+        snapshot_id=snapshot.snapshot_id,
+        parent_id=snapshot.known_parent,
+        sequence_number=snapshot.sequence_number,
+        commit_id=snapshot.commit_id if snapshot.pipeline == pipeline else None,
+    )
 
 
-def located_marker(view: TableState) -> LocatedMarker:
+def located_marker(state: TableState) -> LocatedMarker:
     """A claimed table's marker with the place that its details are relative to."""
-    if view.marker is None:
+    if state.marker is None:
         raise InternalError("a table lost its marker right after the claim")
-    return LocatedMarker(view.marker, table_location(view))
-
-
-def table_location(view: TableState) -> str:
-    """The table's location."""
-    return str(view.base.document["location"])
+    return LocatedMarker(state.marker, state.metadata.location)

@@ -1,12 +1,14 @@
 """Formats: bytes → typed Arrow columns and a reason per bad row. The contract and the registry."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType, NestedField
 
 from icestream.plugins import plugin
 from icestream.schema import NewField, Rule
@@ -67,16 +69,34 @@ class DecodedBatch:
     widened: tuple[NewField, ...] = ()
 
 
-class Format(Protocol):
+class Format(ABC):
     """A small picklable object, made on the driver and called by tasks on executors.
 
     A frozen dataclass, whose fields are options of `format:` by the same names.
     """
 
-    def default_schema(self) -> Schema | None:
-        """Give the columns that are known without looking at data, or None."""
-        ...
+    log_columns: ClassVar[Mapping[str, IcebergType]] = {}
+    """Of a change feed in an append table, which is a log of changes: what says what each was."""
 
+    def default_schema(self) -> Schema | None:
+        """Give the columns that are known without looking at data; None: the data tells."""
+        return None
+
+    def known_columns(self, mode: str) -> dict[str, IcebergType]:
+        """Columns that are known before any data is seen, for a table of this mode."""
+        schema = self.default_schema()
+        columns = {field.name: field.field_type for field in (schema.fields if schema else ())}
+        return columns | (dict(self.log_columns) if mode == "append" else {})
+
+    def key_columns(self, records: pa.RecordBatch) -> tuple[str, ...] | None:
+        """Give the names of the key columns, as the records say them; None: they do not."""
+        return None
+
+    def envelope_field(self, path: str) -> NestedField | None:
+        """Give the column that `decode` fills with a part of the event beside the row, if any."""
+        return None
+
+    @abstractmethod
     def decode(
         self,
         records: pa.RecordBatch,
@@ -90,7 +110,6 @@ class Format(Protocol):
         names that are known and not wanted. Never raises because of what a record holds: an
         exception means a bug or a broken environment, and fails the task.
         """
-        ...
 
 
 def reasons(errors: Mapping[int, str], rows: int) -> pa.StringArray:

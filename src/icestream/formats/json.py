@@ -32,7 +32,16 @@ from pyiceberg.types import (
     StructType,
 )
 
-from icestream.formats import DecodedBatch, casts, duck, jsonbytes, jsonkeys, reasons, template
+from icestream.formats import (
+    DecodedBatch,
+    Format,
+    casts,
+    duck,
+    jsonbytes,
+    jsonkeys,
+    reasons,
+    template,
+)
 from icestream.formats.jsonbytes import Rows
 from icestream.formats.jsonkeys import SuspectObjects
 from icestream.schema import Rule
@@ -64,11 +73,8 @@ class TextCaster:
 
 
 @dataclass(frozen=True)
-class JsonFormat:
+class JsonFormat(Format):
     """One JSON object per record; columns are found by name, unknown ones follow the rule."""
-
-    def default_schema(self) -> None:
-        """JSON says nothing of its columns before data is seen."""
 
     def decode(
         self,

@@ -7,14 +7,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, NestedField, StringType
 
 from icestream.errors import ConfigError
-from icestream.formats import DecodedBatch, reasons
+from icestream.formats import DecodedBatch, Format, reasons
 from icestream.formats.casts import utf8
 from icestream.schema import Rule
 from icestream.tables.arrow import arrow_schema
 
 
 @dataclass(frozen=True)
-class RawFormat:
+class RawFormat(Format):
     """Columns `key` and `value`, binary unless declared as string. A null value is a good row."""
 
     def default_schema(self) -> Schema:

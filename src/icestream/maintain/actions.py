@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import SparkSession
 
-    from icestream.batch.mirrors import Mirrors
     from icestream.maintain.rewrite import Rewriter
+    from icestream.upsert.indexes import KeyIndexes
 
 _REWRITES = (ActionKind.REWRITE_DATA_FILES, ActionKind.REWRITE_POSITION_DELETE_FILES)
 # Options that the policy and our own rewrite understand; any other one is Iceberg's business.
@@ -45,14 +45,14 @@ class ActionRunner:
         tables: IcebergTables,
         open_catalog: "Callable[[], Catalog]",
         turns: MaintenanceGate,
-        mirrors: "Mirrors | None" = None,
+        indexes: "KeyIndexes | None" = None,
     ) -> None:
         self._config = config
         self._spark = spark
         self._tables = tables
         self._open_catalog = open_catalog
         self._turns = turns
-        self._mirrors = mirrors
+        self._indexes = indexes
         self._jvm: Any = spark.sparkContext._jvm
         self._procedures = IcebergActions(spark, tables, turns.commit_window)
         self._rewriter: Rewriter | None = None
@@ -102,11 +102,11 @@ class ActionRunner:
 
     def _rewritten_here(self, table: str) -> bool:
         """A mirror, or a table without an order of rows: far cheaper than Java's."""
-        base = self._tables.load(table).base
-        if KEYS_PROPERTY in base.document.get("properties", {}):
+        metadata = self._tables.load(table).metadata
+        if KEYS_PROPERTY in metadata.properties:
             return True
         told = set(self._config.rewrite_data_files or {})
-        return told <= _OWN_OPTIONS and not base.document["default-sort-order-id"]
+        return told <= _OWN_OPTIONS and not metadata.sort_order_id
 
     def _run_own_rewrite(
         self, action: Action, stopped: Stopped, progress: Progress
@@ -119,7 +119,7 @@ class ActionRunner:
                 self._tables,
                 self._open_catalog,
                 self._spark,
-                self._mirrors,
+                self._indexes,
                 self._turns,
                 int(told) if told else None,
             )

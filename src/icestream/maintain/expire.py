@@ -1,7 +1,7 @@
 """Expiry: which snapshots go (pure), and Iceberg's own expiry of them, deletes in the driver."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,19 +13,20 @@ from icestream.commit.protocol import MarkerStatus, marker_status
 from icestream.commit.table_state import TableState
 from icestream.config.options.maintenance import ExpireSnapshots
 from icestream.maintain.action import Action, ActionResult, Ending
+from icestream.tables.metadata import Metadata
 
 _ATTEMPTS = 5
 _WAIT = 0.2
 _DELETES_AT_ONCE = 2  # the stream's files are on the same storage
 
 
-def why_not_yet(view: TableState) -> str | None:
+def why_not_yet(state: TableState) -> str | None:
     """Why expiry has to wait, if it has: the marker must say what the snapshots say.
 
     Snapshots are what tells a table that was moved back from one that was not; of a table that
     contradicts its marker none may go before somebody has looked.
     """
-    stand = marker_status(view)
+    stand = marker_status(state)
     if stand is MarkerStatus.OURS:
         return None
     if stand is MarkerStatus.NEW:
@@ -33,14 +34,13 @@ def why_not_yet(view: TableState) -> str | None:
     return f"the table is {stand.value}: its marker and its snapshots disagree"
 
 
-def expire_before(document: Mapping[str, Any], rules: ExpireSnapshots, now_ms: int) -> int | None:
+def expire_before(metadata: Metadata, rules: ExpireSnapshots, now_ms: int) -> int | None:
     """Snapshots from before this moment go; None: there are none to go.
 
     `retain_last` ones always stay; more than `max_snapshots` go however young they are.
     """
-    snapshots = document.get("snapshots", ())
-    named = {ref["snapshot-id"] for ref in document.get("refs", {}).values()}
-    times = sorted((each["timestamp-ms"] for each in snapshots), reverse=True)
+    snapshots, named = metadata.snapshots, metadata.named_snapshots
+    times = sorted((snapshot.at_ms for snapshot in snapshots), reverse=True)
     if not times:
         return None
     moment = now_ms - int(rules.older_than.total_seconds() * 1000)
@@ -51,12 +51,10 @@ def expire_before(document: Mapping[str, Any], rules: ExpireSnapshots, now_ms: i
         moment = min(moment, times[rules.retain_last - 1])
     else:
         return None
-    goes = [
-        each
-        for each in snapshots
-        if each["timestamp-ms"] < moment and each["snapshot-id"] not in named
-    ]
-    return moment if goes else None
+    removed = any(
+        snapshot.at_ms < moment and snapshot.snapshot_id not in named for snapshot in snapshots
+    )
+    return moment if removed else None
 
 
 def expire(
@@ -71,14 +69,14 @@ def expire(
     pool = jvm.java.util.concurrent.Executors.newFixedThreadPool(_DELETES_AT_ONCE)
     try:
         for attempt in range(1, _ATTEMPTS + 1):
-            view = tables.load(name)
-            before = len(view.base.document.get("snapshots", ()))
-            if why := why_not_yet(view):
+            state = tables.load(name)
+            before = state.metadata.snapshot_count
+            if why := why_not_yet(state):
                 return ActionResult(action, Ending.GAVE_WAY, before, before, detail=why)
-            moment = expire_before(view.base.document, rules, time.time_ns() // 1_000_000)
+            moment = expire_before(state.metadata, rules, time.time_ns() // 1_000_000)
             if moment is None:
                 return ActionResult(action, Ending.NOTHING, before, before, attempts=attempt)
-            offer = ActionOperations(view.base, lambda: turn(name), after="snapshots-expired")
+            offer = ActionOperations(state.base, lambda: turn(name), after="snapshots-expired")
             try:
                 table = jvm.org.apache.iceberg.BaseTable(offer, name)
                 expiry = table.expireSnapshots().expireOlderThan(moment)

@@ -7,27 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from icestream.maintain.action import FileGroup
+from icestream.tables.metadata import Metadata
 
 _TRANSFORM = re.compile(r"(?P<name>\w+)(?:\[(?P<argument>\d+)\])?")
 
 
-def partition_filter(jvm: Any, document: Mapping[str, Any], group: FileGroup) -> Any | None:
+def partition_filter(jvm: Any, metadata: Metadata, group: FileGroup) -> Any | None:
     """Files of a group's partition and, where the layout has changed, perhaps a few others.
 
     None: it does not say its partition, or by a transform that is unknown here.
     """
-    specs = {spec["spec-id"]: spec["fields"] for spec in document["partition-specs"]}
-    fields = specs.get(group.spec_id)
-    if fields is None or len(fields) != len(group.values):
+    spec = metadata.specs.get(group.spec_id)
+    if spec is None or len(spec["fields"]) != len(group.values):
         return None
     expressions = jvm.org.apache.iceberg.expressions.Expressions
-    return _partition(expressions, _schema(jvm, document), fields, group.values)
+    return _partition(expressions, _schema(jvm, metadata), spec["fields"], group.values)
 
 
-def _schema(jvm: Any, document: Mapping[str, Any]) -> Any:
-    schemas = {schema["schema-id"]: schema for schema in document["schemas"]}
-    current = schemas[document["current-schema-id"]]
-    return jvm.org.apache.iceberg.SchemaParser.fromJson(json.dumps(current))
+def _schema(jvm: Any, metadata: Metadata) -> Any:
+    return jvm.org.apache.iceberg.SchemaParser.fromJson(json.dumps(metadata.schema))
 
 
 def _partition(

@@ -21,7 +21,7 @@ from icestream.failpoints import failpoint
 from icestream.maintain.action import Action, ActionResult, Ending, FileGroup, GaveWay
 from icestream.maintain.filters import partition_filter
 from icestream.maintain.gate import GateClosed
-from icestream.tables.commits import REWRITE_ID, rewrites_among
+from icestream.tables.commits import REWRITE_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,36 +109,36 @@ class IcebergActions:
         self, name: str, groups: Sequence[FileGroup], options: Mapping[str, str], stopped: Stopped
     ) -> _CommittedRewrite:
         """Rewrite some groups, each in a draft of its own, and commit them in one."""
-        view = self._tables.load(name)
+        state = self._tables.load(name)
         drafts: list[Any] = []
         try:
             for group in groups:
                 if stopped():
                     raise GateClosed
-                drafts += self._rewrite_to_draft(name, view, group, options)
+                drafts += self._rewrite_to_draft(name, state, group, options)
         except BaseException:
-            self._discard(view, drafts)
+            self._discard(state, drafts)
             raise
         if not drafts:
             return _CommittedRewrite()
         failpoint("rewrite-staged")
-        return self._commit_drafts(name, view, drafts)
+        return self._commit_drafts(name, state, drafts)
 
     def _rewrite_to_draft(
-        self, name: str, view: TableState, group: FileGroup, options: Mapping[str, str]
+        self, name: str, state: TableState, group: FileGroup, options: Mapping[str, str]
     ) -> list[Any]:
         """Let Iceberg rewrite a group and commit it to a draft; → its snapshot there, if any."""
-        document = view.base.document
-        where = partition_filter(self._jvm, document, group)
+        metadata = state.metadata
+        where = partition_filter(self._jvm, metadata, group)
         if where is None:
             raise GaveWay(f"partition `{group.partition}` cannot be put into a filter")
         base_table = self._jvm.org.apache.iceberg.BaseTable
-        draft = base_table(view.base.operations, name).newTransaction().table()
+        draft = base_table(state.base.operations, name).newTransaction().table()
         rewrite = self.actions().rewriteDataFiles(base_table(draft.operations(), name))
-        is_sorted = view.base.metadata.sortOrder().isSorted()
+        is_sorted = state.base.metadata.sortOrder().isSorted()
         rewrite = rewrite.sort() if is_sorted else rewrite.binPack()
         rewrite = rewrite.filter(where)
-        chosen = rewrite_options(options, document.get("properties", {}), group)
+        chosen = rewrite_options(options, metadata.properties, group)
         for key, value in chosen.items():
             rewrite = rewrite.option(key, value)
         try:
@@ -146,12 +146,12 @@ class IcebergActions:
         except Py4JJavaError as failure:
             raise _as_gave_way(failure) from None
         made = draft.currentSnapshot()
-        same = made is None or made.snapshotId() == document.get("current-snapshot-id")
+        same = made is None or made.snapshotId() == metadata.snapshot_id
         return [] if same else [made]
 
-    def _discard(self, view: TableState, drafts: Sequence[Any]) -> None:
+    def _discard(self, state: TableState, drafts: Sequence[Any]) -> None:
         """Remove what was written for a commit that is not made: nobody was offered it."""
-        io = view.base.operations.io()
+        io = state.base.operations.io()
         for made in drafts:
             _remove(made.addedDataFiles(io), io)
             _delete_draft_manifests(made, io)
@@ -181,10 +181,10 @@ class IcebergActions:
             done = replace(_file_counts(drafts), attempts=attempt)
             try:
                 with self._turn(name):
-                    view = self._tables.load(name)
-                    if _is_committed(view, mark):
+                    state = self._tables.load(name)
+                    if _is_committed(state, mark):
                         return done
-                    self._tables.transact(name, view.base, build)
+                    self._tables.transact(name, state.base, build)
                 failpoint("rewrite-committed")
                 return done
             except CommitFailed as failure:
@@ -272,9 +272,9 @@ def _commits(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
         yield held
 
 
-def _is_committed(view: TableState, mark: str) -> bool:
+def _is_committed(state: TableState, mark: str) -> bool:
     """Whether the rewrite is in the table."""
-    return mark in rewrites_among(view.base.document, view.snapshot_ids).values()
+    return mark in state.metadata.rewrites(state.snapshot_ids).values()
 
 
 def _remove(files: Iterable[Any], io: Any) -> None:

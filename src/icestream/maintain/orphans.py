@@ -13,10 +13,10 @@ from typing import Any
 
 from icestream.commit.attempt import CommitBase
 from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.table_state import table_state
 from icestream.failpoints import failpoint
 from icestream.maintain.action import Action, ActionResult, Ending
-from icestream.tables.marker import Marker, property_name
+from icestream.tables.marker import Marker
+from icestream.tables.metadata import Metadata
 from icestream.tables.storage import filesystem
 
 # As the SQL procedure has it, for files whose names say nothing: somebody may be committing them.
@@ -42,22 +42,22 @@ class _PipelineCommits:
     """What a table says of one pipeline."""
 
     marker: Marker
-    commits: frozenset[str]  # that are in, as far as snapshots are retained
+    commits: frozenset[str | None]  # that are in, as far as snapshots are retained
 
 
 def removable(
-    found: Iterable[OrphanFile], document: Mapping[str, Any], older_than: timedelta
+    found: Iterable[OrphanFile], metadata: Metadata, older_than: timedelta
 ) -> list[OrphanFile]:
     """Those that may go, by the table as it was *before* it was listed.
 
     What was committed after that look is in the list of orphans, too: only commits that were in
     by then count as settled.
     """
-    writers = _writers(document)
+    writers = _writers(metadata)
     return [
         each
         for each in found
-        if not _is_ours_by_place(each.path, str(document["location"]))
+        if not _is_ours_by_place(each.path, metadata.location)
         and _may_go(each, writers, older_than.total_seconds())
     ]
 
@@ -91,16 +91,13 @@ def _without_scheme(path: str) -> str:
     return re.sub(r"^[a-z0-9]+:/*", "/", path).rstrip("/")
 
 
-def _writers(document: Mapping[str, Any]) -> dict[str, _PipelineCommits]:
+def _writers(metadata: Metadata) -> dict[str, _PipelineCommits]:
     found = {}
-    for key, value in document.get("properties", {}).items():
-        if told := _MARKER.fullmatch(key):
-            name = told["pipeline"]
-            marker = Marker.from_json(value)
-            lineage = table_state(
-                {**document, "properties": {property_name(name): value}}, name
-            ).ancestors
-            commits = {each.commit_id for each in lineage if each.commit_id}
+    ancestors = list(metadata.ancestors())
+    for key, value in metadata.properties.items():
+        if match := _MARKER.fullmatch(key):
+            name, marker = match["pipeline"], Marker.from_json(value)
+            commits = {each.commit_id for each in ancestors if each.pipeline == name}
             found[name] = _PipelineCommits(marker, frozenset({*commits, marker.commit_id}))
     return found
 
@@ -128,9 +125,9 @@ def scan_orphans(
     jvm: Any, actions: Any, tables: IcebergTables, name: str, older_than: timedelta
 ) -> OrphanScan:
     """Find what no snapshot names, and which of it may not be committed any more."""
-    base = tables.load(name).base
-    found = find_orphans(jvm, actions, base, name, older_than)
-    return OrphanScan(base, found, removable(found, base.document, older_than))
+    state = tables.load(name)
+    found = find_orphans(jvm, actions, state.base, name, older_than)
+    return OrphanScan(state.base, found, removable(found, state.metadata, older_than))
 
 
 def remove_orphans(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
-    from icestream.batch.mirrors import Mirrors
+    from icestream.upsert.indexes import KeyIndexes
 
 _FIRST_LOOK = 60.0  # at most: a start has enough to do, and a short run shall be looked after, too
 _LONGEST_REST = 3600.0  # of an action on a table that keeps failing
@@ -83,7 +83,7 @@ class MaintenanceWorker:
         bus: EventBus,
         turns: MaintenanceGate,
         stopped: Callable[[], bool],
-        mirrors: "Mirrors | None" = None,
+        indexes: "KeyIndexes | None" = None,
         run_id: str | None = None,
     ) -> None:
         self._config = config
@@ -96,7 +96,7 @@ class MaintenanceWorker:
         self._health = HealthReader(options)
         # Our own: what it knows of a table is not shared with the stream's threads.
         tables = java_tables(spark, self._catalog, config.name)
-        self._actions = ActionRunner(options, spark, tables, self._open, turns, mirrors)
+        self._actions = ActionRunner(options, spark, tables, self._open, turns, indexes)
         self._rests = FailureBackoff(options.every.total_seconds())
         self._spark = spark
         self._tag = f"icestream-maintenance-{uuid.uuid4().hex}"
@@ -212,14 +212,14 @@ class MaintenanceThread:
         spark: "SparkSession",
         bus: EventBus,
         run_id: str,
-        mirrors: "Mirrors",
+        indexes: "KeyIndexes",
     ) -> None:
         self._config = config
         self._options = options
         self._spark = spark
         self._bus = bus
         self._run_id = run_id
-        self._mirrors = mirrors
+        self._indexes = indexes
         self._stop = threading.Event()
         self._crew: MaintenanceWorker | None = None
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
@@ -272,6 +272,6 @@ class MaintenanceThread:
             self._bus,
             self.turns,
             self._stop.is_set,
-            self._mirrors,
+            self._indexes,
             self._run_id,
         )

@@ -1,6 +1,5 @@
 """Status: how each table of a pipeline stands, from the catalog and the history; no JVM."""
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from icestream.config.route import Router
 from icestream.events import PartitionState
 from icestream.observe import history
 from icestream.tables.marker import property_name
+from icestream.tables.metadata import Metadata
 
 _RATE_SECONDS = 300
 
@@ -97,8 +97,8 @@ def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableSta
         return TableStatus(
             name, False, "not created yet", 0, None, None, None, None, None, None, 0, 0, 0, 0, 0, 0
         )
-    document = json.loads(table.metadata.model_dump_json(by_alias=True))
-    view = table_state(document, pipeline)
+    metadata = Metadata.of(table)
+    view = table_state(metadata, pipeline)
     marker = view.marker
     stand = marker_status(view)
     snapshot = table.current_snapshot()
@@ -121,7 +121,7 @@ def _table(pipeline: str, name: str, table: Any | None, state: Path) -> TableSta
         commits=marker.sequence if marker else 0,
         data_files=_number(notes, "total-data-files"),
         bytes=_number(notes, "total-files-size"),
-        snapshots=len(document.get("snapshots", ())),
+        snapshots=metadata.snapshot_count,
         quarantined=marker.counts.quarantined if marker else 0,
         dropped=marker.counts.dropped if marker else 0,
         records=marker.counts.landed if marker else 0,

@@ -1,6 +1,5 @@
 """Changes: what a run does to a table that exists, and what the file says that it does not do."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +11,7 @@ from icestream.plan import ddl
 from icestream.plan.sample import SampleResult
 from icestream.schema import is_wider
 from icestream.tables.design import TableDesign, awaits_layout, missing_included
+from icestream.tables.metadata import Metadata
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class TableChange:
 
 def changes(design: TableDesign, found: SampleResult, table: Table) -> Iterator[TableChange]:
     """Columns of ours at the start; the rest with the first batch that is like the sample."""
-    document = json.loads(table.metadata.model_dump_json())
-    for each in missing_included(design, document):
+    metadata = Metadata.of(table)
+    for each in missing_included(design, metadata):
         yield TableChange("add", each.name, format_type(each.type), None, "start")
     for each in found.new:
         dotted = ".".join((*each.parent, each.name))
@@ -36,7 +36,7 @@ def changes(design: TableDesign, found: SampleResult, table: Table) -> Iterator[
     for each in found.wider:
         was = format_type(table.schema().find_field(each.name).field_type)
         yield TableChange("widen", each.name, format_type(each.type), was, "first batch")
-    if awaits_layout(design, document, _new_names(found)):
+    if awaits_layout(design, metadata, _new_names(found)):
         terms = [f"partitioned by {ddl.partition_text(design)}"] if design.partition_by else []
         terms += [f"ordered by {ddl.order_text(design)}"] if design.sort_by else []
         yield TableChange("lay out", ", ".join(terms), "", None, "first batch")
@@ -65,8 +65,7 @@ def differences(
                 f"`{field.name}` is declared {wanted}, the table has {has} and keeps it"
                 + (how if wider else "")
             )
-    document = json.loads(table.metadata.model_dump_json())
-    if design.partition_by and not awaits_layout(design, document, _new_names(found)):
+    if design.partition_by and not awaits_layout(design, Metadata.of(table), _new_names(found)):
         yield from _other_partitions(design, table)
 
 

@@ -53,7 +53,7 @@ def _decode(
 ) -> TablePreview:
     record_format = format_for(config.source.format)
     existing = _existing(config, name)
-    schema = existing or Schema(*declared_columns(rule, record_format))
+    schema = existing or Schema(*declared_columns(rule, record_format.known_columns(rule.mode)))
     data = Schema(*(field for field in schema.fields if field.name not in OUR_NAMES))
     dropped = frozenset(rule.except_columns)
     while True:

@@ -78,6 +78,5 @@ def _widened(columns: Schema, wider: dict[str, NewField]) -> Schema:
 
 
 def _keys(record_format: Format, parts: Sequence[pa.RecordBatch]) -> tuple[str, ...] | None:
-    tell = getattr(record_format, "key_columns", None)
-    found = (tell(part) for part in parts) if tell else ()
-    return next((tuple(keys) for keys in found if keys), None)
+    named = (record_format.key_columns(part) for part in parts)
+    return next((keys for keys in named if keys), None)

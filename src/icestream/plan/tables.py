@@ -41,6 +41,7 @@ from icestream.tables.design import (
     missing_included,
 )
 from icestream.tables.inventory import routed_tables, translate_catalog_errors
+from icestream.tables.metadata import Metadata
 
 SAMPLE = 1000  # records, over all topics
 
@@ -164,7 +165,12 @@ def _table(
     parts: Sequence[pa.RecordBatch],
 ) -> TableOutlook:
     rule, record_format = bare.rule, format_for(config.source.format)
-    design = declared_design(bare.table, rule, record_format, getattr(config.source, "include", ()))
+    design = declared_design(
+        bare.table,
+        rule,
+        record_format.known_columns(rule.mode),
+        getattr(config.source, "include", ()),
+    )
     try:
         table = catalog.load_table(bare.table) if catalog else None
     except (NoSuchTableError, NoSuchNamespaceError):
@@ -241,8 +247,7 @@ def _changed(
 ) -> TableOutlook:
     sampled = {each.name for each in found.new if not each.parent}
     ours = [field for field in table.schema().fields if field.name in OUR_NAMES]
-    document = json.loads(table.metadata.model_dump_json())
-    lacking = {each.name for each in missing_included(design, document)}
+    lacking = {each.name for each in missing_included(design, Metadata.of(table))}
     columns = [
         _column(field, "sampled" if field.name in sampled else "table")
         for field in found.columns.fields

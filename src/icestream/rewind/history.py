@@ -5,62 +5,20 @@ snapshot is put together from the summaries up to it and, for what expiry has hi
 not moved since. What cannot be known is refused, never guessed.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
 from icestream.commit.protocol import MarkerStatus, marker_status
 from icestream.commit.refusals import refusal
 from icestream.commit.table_state import table_state
 from icestream.errors import TableRefused
-from icestream.positions import Positions
+from icestream.positions import Positions, flat, nested
+from icestream.tables.commits import GENERATION, SEQUENCE, WATERMARK, Snapshot
 from icestream.tables.marker import Counts, Loss, Marker
+from icestream.tables.metadata import Metadata
 
 # Losses after which positions mean other records than before, or none.
 _UNTOLD = ("recreated", "truncated", "deleted")
-
-
-@dataclass(frozen=True)
-class HistorySnapshot:
-    """One retained snapshot."""
-
-    snapshot_id: int
-    parent_id: int | None
-    at_ms: int
-    operation: str
-    summary: Mapping[str, str]
-
-    def number(self, key: str) -> int:
-        """A count of the summary; one that is not there is 0."""
-        return int(self.summary.get(key, 0))
-
-    @property
-    def pipeline(self) -> str | None:
-        """Whose commit it is, if a pipeline's."""
-        return self.summary.get("icestream.pipeline")
-
-    @property
-    def commit_id(self) -> str:
-        """Of a pipeline's commit."""
-        return self.summary.get("icestream.commit-id", "")
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it is the claim that a pipeline began with."""
-        return "icestream.previous-commit-id" not in self.summary
-
-    @property
-    def records(self) -> int:
-        """Rows that a pipeline's commit brought."""
-        return self.number("icestream.records")
-
-    @cached_property
-    def moved(self) -> Positions:
-        """Partitions that the commit moved, and how far."""
-        raw = json.loads(self.summary.get("icestream.offsets", "{}"))
-        return {s: {int(n): at for n, at in parts.items()} for s, parts in raw.items()}
 
 
 class _MarkerUnknown(Exception):
@@ -77,18 +35,18 @@ class TableHistory:
     current_id: int
     last_sequence: int
     location: str
-    snapshots: Mapping[int, HistorySnapshot]
+    snapshots: Mapping[int, Snapshot]
 
-    def ancestors(self, snapshot_id: int) -> tuple[HistorySnapshot, ...]:
+    def ancestors(self, snapshot_id: int) -> tuple[Snapshot, ...]:
         """From a snapshot back to the oldest that is retained, newest first."""
-        found: list[HistorySnapshot] = []
+        found: list[Snapshot] = []
         at: int | None = snapshot_id
         while at is not None and at in self.snapshots and len(found) < len(self.snapshots):
             found.append(self.snapshots[at])
             at = self.snapshots[at].parent_id
         return tuple(found)
 
-    def own_commits(self, snapshot_id: int) -> list[HistorySnapshot]:
+    def own_commits(self, snapshot_id: int) -> list[Snapshot]:
         """Our commits on that way."""
         return [step for step in self.ancestors(snapshot_id) if step.pipeline == self.pipeline]
 
@@ -122,20 +80,20 @@ class TableHistory:
             raise _MarkerUnknown("the commit that the marker speaks of has expired")
         newer = self.own_commits(tip.snapshot_id)
         back, forth = not_among(newer, own), not_among(own, newer)
-        whole = own[-1].is_first
+        whole = own[-1].previous_id is None
         if not whole and len(forth) == len(own):
             raise _MarkerUnknown("its history has no commit in common with the table's")
         self._refuse_other_records(newer, back)
         landed = self.marker.counts.landed + _rows(forth) - _rows(back)
         newest = own[0]
         positions = self._positions(own, back, whole)
-        mark = newest.summary.get("icestream.watermark")
+        mark = newest.summary.get(WATERMARK)
         return replace(
             self.marker,
-            generation=newest.number("icestream.generation"),
-            commit_id=newest.commit_id,
-            previous_commit_id=newest.summary.get("icestream.previous-commit-id"),
-            sequence=newest.number("icestream.sequence"),
+            generation=newest.number(GENERATION),
+            commit_id=newest.commit_id or "",
+            previous_commit_id=newest.previous_id,
+            sequence=newest.number(SEQUENCE),
             positions=positions,
             stream_ids={s: i for s, i in self.marker.stream_ids.items() if s in positions},
             counts=replace(self.marker.counts, landed=_rows(own) if whole else landed),
@@ -144,11 +102,11 @@ class TableHistory:
             losses=tuple(loss for loss in self.marker.losses if _was_accepted(loss, positions)),
         )
 
-    def _is_tip(self, step: HistorySnapshot) -> bool:
+    def _is_tip(self, step: Snapshot) -> bool:
         return step.pipeline == self.pipeline and step.commit_id == self.marker.commit_id
 
     def _positions(
-        self, own: Sequence[HistorySnapshot], back: Sequence[HistorySnapshot], whole: bool
+        self, own: Sequence[Snapshot], back: Sequence[Snapshot], whole: bool
     ) -> Positions:
         known = flat_positions(own)
         if not whole:
@@ -162,9 +120,7 @@ class TableHistory:
         gone = self._streams("deleted") - self.marker.positions.keys()
         return nested({place: at for place, at in known.items() if place[0] not in gone})
 
-    def _refuse_other_records(
-        self, newer: Sequence[HistorySnapshot], back: Sequence[HistorySnapshot]
-    ) -> None:
+    def _refuse_other_records(self, newer: Sequence[Snapshot], back: Sequence[Snapshot]) -> None:
         """Before an accepted loss, the positions of its topic meant records that are gone."""
         gone = self._streams("deleted") - self.marker.positions.keys()
         hurt, left = self._streams(*_UNTOLD), {step.snapshot_id for step in back}
@@ -182,7 +138,7 @@ class TableHistory:
     def _streams(self, *kinds: str) -> set[str]:
         return {loss.stream for loss in self.marker.losses if loss.kind in kinds}
 
-    def _details(self, own: Sequence[HistorySnapshot], whole: bool) -> Mapping[str, str]:
+    def _details(self, own: Sequence[Snapshot], whole: bool) -> Mapping[str, str]:
         """The list of a folder's files is named by the commit that last moved the position."""
         if "ledger" not in self.marker.details:
             return self.marker.details
@@ -199,35 +155,24 @@ class TableHistory:
         return "no snapshot of it can be reached"
 
 
-def table_history(document: Mapping[str, Any], table: str, pipeline: str) -> TableHistory:
+def table_history(metadata: Metadata, table: str, pipeline: str) -> TableHistory:
     """Read a table's metadata; raises TableRefused when there is nothing to go back in."""
-    view = table_state(document, pipeline)
-    if marker_status(view) is MarkerStatus.REPLACED:
-        raise refusal(table, MarkerStatus.REPLACED.value, view)
-    current = document.get("current-snapshot-id")
-    if view.marker is None or current is None:
+    state = table_state(metadata, pipeline)
+    if marker_status(state) is MarkerStatus.REPLACED:
+        raise refusal(table, MarkerStatus.REPLACED, state)
+    if state.marker is None or metadata.snapshot_id is None:
         raise TableRefused(
             f"table `{table}` has no marker of pipeline `{pipeline}`",
             hint="it goes back by its marker: restore the table property, or run the pipeline once",
         )
-    steps = {}
-    for raw in document.get("snapshots") or ():
-        notes = dict(raw.get("summary") or {})
-        steps[raw["snapshot-id"]] = HistorySnapshot(
-            snapshot_id=raw["snapshot-id"],
-            parent_id=raw.get("parent-snapshot-id"),
-            at_ms=raw["timestamp-ms"],
-            operation=notes.pop("operation", "unknown"),
-            summary=notes,
-        )
     return TableHistory(
         table=table,
         pipeline=pipeline,
-        marker=view.marker,
-        current_id=current,
-        last_sequence=view.last_sequence,
-        location=document["location"],
-        snapshots=steps,
+        marker=state.marker,
+        current_id=metadata.snapshot_id,
+        last_sequence=state.last_sequence,
+        location=metadata.location,
+        snapshots={each.snapshot_id: each for each in metadata.snapshots},
     )
 
 
@@ -248,28 +193,13 @@ def marker_after_rewind(
     )
 
 
-def not_among(
-    steps: Iterable[HistorySnapshot], others: Iterable[HistorySnapshot]
-) -> list[HistorySnapshot]:
+def not_among(steps: Iterable[Snapshot], others: Iterable[Snapshot]) -> list[Snapshot]:
     """Those that are not among the others."""
     known = {step.snapshot_id for step in others}
     return [step for step in steps if step.snapshot_id not in known]
 
 
-def flat(positions: Positions) -> dict[tuple[str, int], int]:
-    """By stream and partition."""
-    return {(s, n): at for s, partitions in positions.items() for n, at in partitions.items()}
-
-
-def nested(positions: Mapping[tuple[str, int], int]) -> Positions:
-    """By stream, then by partition."""
-    found: dict[str, dict[int, int]] = {}
-    for (stream, number), at in positions.items():
-        found.setdefault(stream, {})[number] = at
-    return found
-
-
-def flat_positions(newest_first: Sequence[HistorySnapshot]) -> dict[tuple[str, int], int]:
+def flat_positions(newest_first: Sequence[Snapshot]) -> dict[tuple[str, int], int]:
     """Where these commits together have moved each partition that they mention."""
     found: dict[tuple[str, int], int] = {}
     for step in reversed(newest_first):
@@ -277,7 +207,7 @@ def flat_positions(newest_first: Sequence[HistorySnapshot]) -> dict[tuple[str, i
     return found
 
 
-def _rows(steps: Iterable[HistorySnapshot]) -> int:
+def _rows(steps: Iterable[Snapshot]) -> int:
     return sum(step.records for step in steps)
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from icestream.errors import TableRefused
-from icestream.positions import Positions
-from icestream.rewind.history import HistorySnapshot, TableHistory, flat, not_among
+from icestream.positions import Positions, flat
+from icestream.rewind.history import TableHistory, not_among
+from icestream.tables.commits import Snapshot
 from icestream.tables.marker import Counts, Marker
 
 # (snapshot of a quarantine table, positions) → its rows below them
@@ -135,7 +136,7 @@ def counts_at(
     if not by_offsets:
         return counts
     first = past.own_commits(plan.to_snapshot)[-1]
-    start = flat(first.moved) if first.is_first else {}
+    start = flat(first.moved) if first.previous_id is None else {}
     width = sum(at - start.get(place, 0) for place, at in flat(then.positions).items())
     room = max(0, width - counts.landed - counts.quarantined)
     return replace(counts, dropped=min(counts.dropped, room))
@@ -153,7 +154,7 @@ def _snapshot_at(past: TableHistory, time_ms: int) -> tuple[int, list[str]]:
     if there and past.own_commits(there.snapshot_id):
         return there.snapshot_id, []
     own = past.own_commits(past.current_id)
-    if own and own[-1].is_first:
+    if own and own[-1].previous_id is None:
         note = "this pipeline came to the table after that: back to its beginning"
         return own[-1].snapshot_id, [note]
     oldest = f"snapshot {own[-1].snapshot_id} of {moment(own[-1].at_ms)}" if own else "none"
@@ -215,9 +216,7 @@ def _plan_to_stay(past: TableHistory, note: str) -> TableRewind:
     )
 
 
-def _refuse_others(
-    past: TableHistory, crossed: Sequence[HistorySnapshot], snapshot_id: int
-) -> None:
+def _refuse_others(past: TableHistory, crossed: Sequence[Snapshot], snapshot_id: int) -> None:
     """Another pipeline's rows would go, and its marker would not."""
     others = {step.pipeline for step in crossed if step.pipeline not in (None, past.pipeline)}
     if others:
@@ -228,7 +227,7 @@ def _refuse_others(
         )
 
 
-def _foreign(left: Sequence[HistorySnapshot]) -> list[str]:
+def _foreign(left: Sequence[Snapshot]) -> list[str]:
     theirs = [step for step in left if step.pipeline is None and step.operation != "replace"]
     if not theirs:
         return []
@@ -238,14 +237,14 @@ def _foreign(left: Sequence[HistorySnapshot]) -> list[str]:
     return [f"{told}: {added} rows added, {deleted} deleted"]
 
 
-def _deletes(step: HistorySnapshot) -> int:
+def _deletes(step: Snapshot) -> int:
     keys = ("deleted-records", "added-position-deletes", "added-equality-deletes")
     return sum(step.number(key) for key in keys)
 
 
 def _last_shared_commit(
     aside: TableHistory, table: TableHistory, planned: TableRewind
-) -> HistorySnapshot | None:
+) -> Snapshot | None:
     """The quarantine's last commit for what its table has; both bear the same commit id."""
     filled = {step.commit_id: step for step in _commits_with_rows(aside)}
     way = table.own_commits(planned.to_snapshot)
@@ -260,7 +259,7 @@ def _last_shared_commit(
     return next((step for step in own if _is_within(aside, step, bound.positions)), None)
 
 
-def _is_within(aside: TableHistory, step: HistorySnapshot, limit: Positions) -> bool:
+def _is_within(aside: TableHistory, step: Snapshot, limit: Positions) -> bool:
     """Whether a quarantine has seen no more at this commit than these positions."""
     if not aside.knows_marker_at(step.snapshot_id):
         return False
@@ -268,14 +267,12 @@ def _is_within(aside: TableHistory, step: HistorySnapshot, limit: Positions) -> 
     return all(at <= bound.get(place, 0) for place, at in reached.items())
 
 
-def _unmatched_commits(
-    aside: TableHistory, table: TableHistory, base: HistorySnapshot
-) -> list[HistorySnapshot]:
+def _unmatched_commits(aside: TableHistory, table: TableHistory, base: Snapshot) -> list[Snapshot]:
     """Commits of a quarantine right after `base` that its table, as far as is known, never made."""
     made = {step.commit_id for step in table.snapshots.values()}
     found = []
     for step in _commits_with_rows(aside):
-        since: list[HistorySnapshot] = []
+        since: list[Snapshot] = []
         for each in aside.own_commits(step.snapshot_id):
             if each.snapshot_id == base.snapshot_id:
                 if not any(one.commit_id in made for one in since if one.records):
@@ -285,7 +282,7 @@ def _unmatched_commits(
     return [step for step in found if step.snapshot_id != base.snapshot_id]
 
 
-def _newest_with_rows_of(past: TableHistory, step: HistorySnapshot) -> int:
+def _newest_with_rows_of(past: TableHistory, step: Snapshot) -> int:
     """The newest snapshot of the table's history before rows were added to those of `step`."""
     own = past.own_commits(past.current_id)
     at = next((n for n, each in enumerate(own) if each.snapshot_id == step.snapshot_id), None)
@@ -297,7 +294,7 @@ def _newest_with_rows_of(past: TableHistory, step: HistorySnapshot) -> int:
     return before
 
 
-def _commits_with_rows(past: TableHistory) -> list[HistorySnapshot]:
+def _commits_with_rows(past: TableHistory) -> list[Snapshot]:
     """Every retained commit of ours that added rows, oldest first."""
     own = [
         step for step in past.snapshots.values() if step.pipeline == past.pipeline and step.records

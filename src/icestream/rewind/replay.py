@@ -6,7 +6,8 @@ from pathlib import Path
 from icestream.config.model import PipelineConfig
 from icestream.config.options.source import FilesSourceOptions
 from icestream.config.route import Router
-from icestream.rewind.history import TableHistory, nested
+from icestream.positions import nested
+from icestream.rewind.history import TableHistory
 from icestream.rewind.plan import TableRewind
 from icestream.sources import Source, ledger, source_for
 

@@ -12,11 +12,11 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from pyiceberg.table import Table
 
 from icestream.catalogs import catalog_for
-from icestream.commit.rewind import commit_rewind
+from icestream.commit.rewind import RewindCommit, commit_rewind
 from icestream.config.model import PipelineConfig
 from icestream.errors import Gap, GaveUp, TableRefused, Unreachable, UsageError
-from icestream.positions import Positions
-from icestream.rewind.history import TableHistory, flat, marker_after_rewind, table_history
+from icestream.positions import Positions, flat
+from icestream.rewind.history import TableHistory, marker_after_rewind, table_history
 from icestream.rewind.plan import (
     RewindPlan,
     RewindTarget,
@@ -29,6 +29,7 @@ from icestream.rewind.replay import losses_of
 from icestream.tables.design import quarantine_name
 from icestream.tables.inventory import routed_tables, translate_catalog_errors
 from icestream.tables.marker import Counts, property_name
+from icestream.tables.metadata import Metadata
 
 _ATTEMPTS = 5  # a run that is still at work may commit between our look and our commit
 
@@ -137,14 +138,11 @@ def _load_table(config: PipelineConfig, catalog: Catalog, name: str) -> LoadedTa
     if not catalog.table_exists(name):
         return None
     table = catalog.load_table(name)
-    document = table.metadata.model_dump(mode="json", by_alias=True)
-    own = any(
-        (each.get("summary") or {}).get("icestream.pipeline") == config.name
-        for each in document.get("snapshots") or ()
-    )
+    metadata = Metadata.of(table)
+    own = any(snapshot.pipeline == config.name for snapshot in metadata.snapshots)
     if not own and property_name(config.name) not in table.properties:
         return None
-    return LoadedTable(table, table_history(document, name, config.name))
+    return LoadedTable(table, table_history(metadata, name, config.name))
 
 
 def _refuse_version(name: str, table: Table) -> None:
@@ -226,7 +224,8 @@ def _commit_all(pipeline: str, catalog: Catalog, ready: PreparedRewind, run_id: 
         ids = (run_id, uuid.uuid4().hex)
         counts = ready.counts[plan.table]
         marker = marker_after_rewind(seen.history, plan.marker, counts, ready.generation, ids)
-        commit_rewind(catalog, seen.table, plan, marker)
+        rewind = RewindCommit(plan.from_snapshot, plan.to_snapshot, plan.marker.positions, marker)
+        commit_rewind(catalog, seen.table, rewind)
 
 
 def rows_below(table: Table, snapshot_id: int, limit: Positions) -> int:

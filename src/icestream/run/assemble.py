@@ -1,19 +1,30 @@
-"""Puts together what a run needs: catalog, source, format, index, maintenance."""
+"""Puts together what a run needs: catalog, source, format, key indexes, maintenance."""
 
+import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from icestream.batch.mirrors import Mirrors
+from icestream.batch.job import BatchJob
+from icestream.batch.run_tables import RunTables
+from icestream.batch.table_batch import TableMode
+from icestream.batch.table_modes import AppendMode, MirrorMode
 from icestream.catalogs import catalog_for, storage_of
-from icestream.commit.java_catalog import IcebergTables
+from icestream.commit.java_catalog import java_tables
+from icestream.commit.protocol import Claim
+from icestream.commit.selftest import refuse_unsafe
 from icestream.commit.table_builder import TableBuilder
+from icestream.commit.table_commits import TableCommitter
+from icestream.commit.table_state import TableState
 from icestream.config.model import PipelineConfig
-from icestream.events import EventBus
+from icestream.config.options.table import TableRule
+from icestream.events import EventBus, IndexFollowed
 from icestream.formats import format_for
 from icestream.maintain.thread import MaintenanceThread
 from icestream.pipeline import Pipeline
 from icestream.sources import Source
-from icestream.tables.design import declared_design
+from icestream.tables.design import TableDesign, declared_design
+from icestream.upsert.indexes import KeyIndexes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,34 +35,51 @@ def build_pipeline(
     config: PipelineConfig,
     bus: EventBus,
     source: Source,
-    after: Sequence[str] = (),
+    earlier_runs: Sequence[str] = (),
 ) -> tuple[Pipeline, MaintenanceThread | None]:
     """All that a run needs, put together; nothing is claimed yet, and nothing looked after."""
     catalog = catalog_for(config.catalog)
     catalog.check()  # in plain words, before Java says it in its own
-    jvm: Any = spark.sparkContext._jvm
-    jvm_catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
-        catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
-    )
-    tables = IcebergTables(jvm, jvm_catalog, config.name)
+    tables = java_tables(spark, catalog, config.name)
+    changes = TableBuilder(tables)
     record_format = format_for(config.source.format)
     include = getattr(config.source, "include", ())
-    builder = TableBuilder(jvm, jvm_catalog, tables)
     cores = spark.sparkContext.defaultParallelism
-    mirrors = Mirrors(config, storage_of(catalog), builder, bus, cores)
+    indexes = KeyIndexes(
+        Path(config.state_location) / config.name / "index",
+        storage_of(catalog),
+        lambda table, how: bus.emit(IndexFollowed(config.name, table, str(how))),
+    )
+
+    def design(name: str, rule: TableRule) -> TableDesign:
+        return declared_design(name, rule, record_format.known_columns(rule.mode), include)
+
+    def mode(name: str, rule: TableRule) -> TableMode:
+        if rule.mode == "upsert":
+            return MirrorMode(config, changes, indexes, bus, cores)
+        return AppendMode()
+
+    def catalog_test(name: str, stale: TableState) -> None:
+        refuse_unsafe(tables, name, stale.base)
+
+    run_id = uuid.uuid4().hex
+    committer = TableCommitter(tables, source, bus, Claim(config.name, 0, run_id), catalog_test)
     pipeline = Pipeline(
-        config=config,
+        name=config.name,
+        run_id=run_id,
         source=source,
-        record_format=record_format,
-        tables=tables,
-        builder=builder,
-        design=lambda name, rule: declared_design(name, rule, record_format, include),
+        tables=RunTables(
+            config, source, tables, changes, committer, design, mode, bus, earlier_runs
+        ),
+        changes=changes,
+        job=BatchJob(source, record_format),
+        committer=committer,
+        indexes=indexes,
         bus=bus,
-        mirrors=mirrors,
-        after=after,
     )
     if config.maintenance is False:
         return pipeline, None
-    return pipeline, MaintenanceThread(
-        config, config.maintenance, spark, bus, pipeline.run_id, mirrors
+    maintenance = MaintenanceThread(
+        config, config.maintenance, spark, bus, pipeline.run_id, indexes
     )
+    return pipeline, maintenance

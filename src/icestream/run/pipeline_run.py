@@ -26,6 +26,7 @@ from icestream.run.failures import (
     unknown_failure,
 )
 from icestream.run.restart_policy import is_retryable
+from icestream.run.scratch import make_scratch
 from icestream.sources import Query, Source, source_for
 from icestream.spark.ended import exit_code, folder_deleted, spark_ended
 
@@ -47,6 +48,7 @@ class PipelineRun:
     maintenance: MaintenanceThread | None = None
     query: Query | None = None
     failure: BaseException | None = None
+    scratch: Path | None = None  # once the tables are claimed
     stopping: bool = False
     batch_turned_away: bool = False  # a batch came up after the stop and was sent away
     batch_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -116,8 +118,8 @@ class PipelineRun:
         """Leave nothing behind that was for this run alone."""
         self.source.close()
         self.pipeline.shut_down()
-        if self.pipeline.scratch:
-            shutil.rmtree(self.pipeline.scratch, ignore_errors=True)
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def emit_end(self, bus: EventBus, reason: str) -> None:
         """Say how it ended."""
@@ -151,7 +153,7 @@ class PipelineRun:
         if isinstance(failure, IcestreamError) and not is_retryable(failure):
             return failure
         deleted = folder_deleted(self.config)
-        scratch = self.pipeline.scratch
+        scratch = self.scratch
         if deleted or (scratch and not scratch.is_dir()):
             # Deleted by hand, or by a run that has fenced this one. A refusal counts for more:
             # whoever starts the run again would take over from the one that has fenced it.
@@ -190,10 +192,13 @@ def start_run(
     ends = once and source.ends_by_itself
     try:
         with translate_spark_death(config):
-            stream = pipeline.open(spark, folder, once, accept_loss)
-            assert pipeline.scratch is not None
+            claimed = pipeline.claim(accept_loss)
+            # After the claim: making it removes the scratch of earlier generations, so this run
+            # must own one first.
+            run.scratch = make_scratch(folder, claimed.generation, pipeline.run_id)
+            stream = pipeline.open(spark, claimed, run.scratch, once)
             name = f"icestream {config.name} {pipeline.run_id}"
-            checkpoint = pipeline.scratch / "checkpoint"
+            checkpoint = run.scratch / "checkpoint"
             interval = 0.0 if once else _seconds(config)
             run.query = stream.start(name, run.process_batch, checkpoint, interval)
     except BaseException as failure:

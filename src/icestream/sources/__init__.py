@@ -1,5 +1,6 @@
 """Sources: contract and registry. A source turns a position range into Kafka-shaped records."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -105,80 +106,86 @@ class SparkStream:
         )
 
 
-class Source(Protocol):
+# topic → partition → first offset to keep. A topic or partition that is not named is kept whole.
+RecordFloors = Mapping[str, Mapping[int, int]]
+
+
+class Source(ABC):
     """Lives on the driver for one run; the pipeline calls it in this order."""
 
     reader: RecordReader
-    shared_streams: frozenset[str]  # streams whose positions cover the topics of every table
-    jar_sets: tuple[str, ...]  # of jars.lock.toml, besides core
-    java_options: Sequence[str]  # for the JVM that reads it
-    ends_by_itself: bool  # whether Spark can end the stream at what is there now
+    shared_streams: frozenset[str] = frozenset()  # whose positions cover the topics of all tables
+    jar_sets: tuple[str, ...] = ()  # of jars.lock.toml, besides core
+    java_options: Sequence[str] = ()  # for the JVM that reads it
+    ends_by_itself: bool = False  # whether Spark can end the stream at what is there now
 
+    @abstractmethod
     def check(self) -> None:
         """Raise SetupError or Unreachable when it cannot be read from here."""
-        ...
 
+    @abstractmethod
     def known_topics(self) -> Sequence[str]:
         """Topics that are known before anything is read; may be none."""
-        ...
 
+    @abstractmethod
     def sample(self, count: int) -> Iterator[pa.RecordBatch]:
         """The first records, read without Spark and without taking anything."""
-        ...
 
-    def load_details(self, markers: Sequence["LocatedMarker"]) -> None:
-        """Take up what earlier runs stored in the tables; called before any claim."""
-        ...
+    def load_details(self, markers: Sequence[LocatedMarker]) -> None:
+        """Take up what earlier runs stored in the tables; called before any claim.
 
+        Here: nothing, where positions need nothing besides the marker.
+        """
+        return
+
+    @abstractmethod
     def resolve_start(self, start: str | datetime) -> StartPositions:
         """Turn `earliest`, `latest` or a time into explicit positions."""
-        ...
 
+    @abstractmethod
     def open(self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool) -> Stream:
         """The stream from `begin` on; `once` ends at what is there now."""
-        ...
 
     def max_tasks(self, batch: PositionRange, cores: int) -> int | None:
-        """How many tasks a range is worth at most; None: one per part that Spark has planned."""
-        ...
+        """How many tasks a range is worth at most; None: one per part that is planned."""
+        return None
 
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """Identity of these streams now; a changed one means a re-created topic."""
-        ...
+        return {}
 
-    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> LossReport:
-        """What the source can no longer give to a table that stands there."""
-        ...
+    def losses(self, committed: Positions, known_ids: Mapping[str, str]) -> LossReport:
+        """What the source can no longer give to a table with these committed positions."""
+        return LossReport()
 
     def stream_of(self, topic: str) -> str:
         """The stream whose positions cover this topic."""
-        ...
+        return topic
 
+    @abstractmethod
     def topics(self, batch: PositionRange) -> Sequence[str]:
         """The record topics that a range may hold."""
-        ...
 
-    def record_floors(self, batch: PositionRange, floors: Positions) -> "RecordFloors":
+    def record_floors(self, batch: PositionRange, floors: Positions) -> RecordFloors:
         """Floors in positions → the first record offset to keep, per topic and partition."""
-        ...
+        return floors
 
     def store_details(
         self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
     ) -> dict[str, str]:
-        """Store what a later start needs besides positions, before the commit; → marker details."""
-        ...
+        """Store what a later start needs besides positions, before the commit.
 
-    def lag(self, reached: Positions) -> Positions:
-        """Records behind `reached` per partition, as far as can be told cheaply."""
-        ...
+        Returns the details of the marker that name it.
+        """
+        return {}
+
+    def lag(self, positions: Positions) -> Positions:
+        """Records behind `positions` per partition, as far as can be told cheaply."""
+        return {}
 
     def close(self) -> None:
         """Let go of connections and threads; the run is over."""
-        ...
-
-
-# topic → partition → first offset to keep. A topic or partition that is not named is kept whole.
-RecordFloors = Mapping[str, Mapping[int, int]]
+        return
 
 
 def source_for(options: Any) -> Source:

@@ -8,7 +8,7 @@ import json
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from datetime import datetime
 from functools import partial
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from icestream.errors import SetupError, SourceChanged
 from icestream.positions import PositionRange, Positions
-from icestream.sources import LossReport, RecordFloors, StartPositions, Stream
+from icestream.sources import RecordFloors, Source, StartPositions, Stream
 from icestream.sources import ledger as ledgers
 from icestream.sources.ledger import Ledger, ListedFile, Split
 from icestream.sources.lines import LineReader, cut_into_splits, is_packed
@@ -36,13 +36,10 @@ _EVERYTHING = 2**63 - 1
 _PASSED = 0  # lines of an entry that `start` passed over: it may still grow, nobody reads it
 
 
-class FilesSource:
+class FilesSource(Source):
     """The driver's side: knows the ledger, stores it with each commit."""
 
     shared_streams = frozenset({STREAM})
-    jar_sets: tuple[str, ...] = ()
-    java_options: tuple[str, ...] = ()
-    ends_by_itself = False
 
     def __init__(self, options: Any) -> None:
         self._folder = Path(options.path)
@@ -127,17 +124,6 @@ class FilesSource:
         }
         return PlannedStream(spark, partial(FilesPlanner, **settings))
 
-    def max_tasks(self, batch: PositionRange, cores: int) -> None:
-        """The planner cuts the work."""
-
-    def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
-        """A folder has no identity of its own."""
-        return {}
-
-    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> LossReport:
-        """A file that changed or went is found when it is read."""
-        return LossReport()
-
     def stream_of(self, topic: str) -> str:
         """One ledger covers all paths."""
         return STREAM
@@ -166,11 +152,11 @@ class FilesSource:
             )
         }
 
-    def lag(self, reached: Positions) -> Positions:
-        """Lines in the entries behind `reached`."""
+    def lag(self, positions: Positions) -> Positions:
+        """Lines in the entries behind `positions`."""
         self._catch_up(None)
         return _as_positions(
-            sum(split.lines for split in self._ledger.splits[_entry_count(reached) :])
+            sum(split.lines for split in self._ledger.splits[_entry_count(positions) :])
         )
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from icestream.positions import PositionRange, Positions
-from icestream.sources import LossReport, RecordFloors, StartPositions, Stream
+from icestream.sources import Source, StartPositions, Stream
 from icestream.sources.shop import ORDERS_EVERY, make
 from icestream.tables.marker import LocatedMarker
 
@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 _STEP = 20_000  # records made at a time in a task
 
 
-class GeneratorSource:
+class GeneratorSource(Source):
     """The driver's side; a stream's identity is its seed and the moment it began."""
-
-    shared_streams: frozenset[str] = frozenset()
-    jar_sets: tuple[str, ...] = ()
-    java_options: tuple[str, ...] = ()
-    ends_by_itself = False
 
     def __init__(self, options: Any) -> None:
         self._topics: tuple[str, ...] = tuple(options.topics)
@@ -38,7 +33,7 @@ class GeneratorSource:
         self._seed: int = options.seed
         self._max_records: int = options.max_records_per_commit
         self._began_ms = int(time.time() * 1000)
-        self.reader = ShopReader(options.malformed)
+        self.reader: ShopReader = ShopReader(options.malformed)
 
     def check(self) -> None:
         """Nothing can be missing."""
@@ -84,47 +79,23 @@ class GeneratorSource:
         }
         return PlannedStream(spark, partial(ShopPlanner, **settings))
 
-    def max_tasks(self, batch: PositionRange, cores: int) -> None:
-        """The planner cuts the work."""
-
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """Another seed is another stream."""
         return dict.fromkeys(streams, f"{self._seed}@{self._began_ms}")
-
-    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> LossReport:
-        """What was made once can be made again."""
-        return LossReport()
-
-    def stream_of(self, topic: str) -> str:
-        """A topic is a stream."""
-        return topic
 
     def topics(self, batch: PositionRange) -> Sequence[str]:
         """The topics of the range."""
         return [topic for topic in self._topics if topic in batch.stop]
 
-    def record_floors(self, batch: PositionRange, floors: Positions) -> RecordFloors:
-        """Positions are offsets."""
-        return floors
-
-    def store_details(
-        self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
-    ) -> dict[str, str]:
-        """The marker says it all."""
-        return {}
-
-    def lag(self, reached: Positions) -> Positions:
+    def lag(self, positions: Positions) -> Positions:
         """Records that are due by now."""
         due = available(self._rows, self._rate, self._began_ms)
         if due is None:
             return {}
         return {
             topic: {0: max(0, share(topic, self._topics, due) - partitions.get(0, 0))}
-            for topic, partitions in reached.items()
+            for topic, partitions in positions.items()
         }
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class ShopPlanner:

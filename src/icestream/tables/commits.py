@@ -1,67 +1,127 @@
-"""A snapshot of ours: the summary that a commit writes, and what can be read from it later."""
+"""Snapshots of a table, and what the summary of one that a pipeline made says.
 
-from collections.abc import Iterable, Mapping
+`summary` writes what the properties of `Snapshot` read: docs/design/exactly-once.md, "The marker".
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from icestream.positions import Positions
 from icestream.tables.marker import Marker, compact_json
 
+FORGOTTEN = -1  # stands for a parent that nobody knows any more
+PIPELINE = "icestream.pipeline"
+COMMIT_ID = "icestream.commit-id"
+PREVIOUS_ID = "icestream.previous-commit-id"
+SEQUENCE = "icestream.sequence"
+GENERATION = "icestream.generation"
+OFFSETS = "icestream.offsets"
+RECORDS = "icestream.records"
+WATERMARK = "icestream.watermark"
+REWRITE_ID = "icestream.rewrite-id"
+
 
 def summary(marker: Marker, before: Positions, records: int) -> dict[str, str]:
-    """The snapshot summary: the ids, and the partitions that moved since `before`."""
+    """The snapshot summary of a commit: its ids, and the partitions that moved since `before`."""
+    # Only what moved: `verify` takes a chain without a break as proof that each range begins
+    # where the last one ended.
     moved = {
         stream: changed
         for stream, partitions in marker.positions.items()
         if (
             changed := {
-                number: at
-                for number, at in partitions.items()
-                if before.get(stream, {}).get(number) != at
+                partition: position
+                for partition, position in partitions.items()
+                if before.get(stream, {}).get(partition) != position
             }
         )
     }
     entries = {
-        "icestream.pipeline": marker.pipeline,
-        "icestream.commit-id": marker.commit_id,
-        "icestream.previous-commit-id": marker.previous_commit_id,
-        "icestream.sequence": str(marker.sequence),
-        "icestream.generation": str(marker.generation),
-        "icestream.offsets": compact_json(moved),
-        "icestream.records": str(records),
+        PIPELINE: marker.pipeline,
+        COMMIT_ID: marker.commit_id,
+        PREVIOUS_ID: marker.previous_commit_id,
+        SEQUENCE: str(marker.sequence),
+        GENERATION: str(marker.generation),
+        OFFSETS: compact_json(moved),
+        RECORDS: str(records),
     }
     if marker.watermark_ms is not None:
-        entries["icestream.watermark"] = str(marker.watermark_ms)
+        entries[WATERMARK] = str(marker.watermark_ms)
     return {name: value for name, value in entries.items() if value is not None}
 
 
-FORGOTTEN = -1  # stands for a parent that nobody knows any more
+@dataclass(frozen=True)
+class Snapshot:
+    """One snapshot of a table, whoever made it."""
 
+    snapshot_id: int
+    parent_id: int | None  # as Iceberg has it; see `known_parent`
+    sequence_number: int
+    at_ms: int
+    summary: Mapping[str, str]
+    operation: str = "unknown"  # `append`, `overwrite`, `replace` or `delete`
+    manifest_list: str | None = None
 
-def parent_of(snapshot: Mapping[str, Any]) -> int | None:
-    """The snapshot before one, in Iceberg's JSON; None: it began the table's history.
+    @staticmethod
+    def of(raw: Mapping[str, Any]) -> "Snapshot":
+        """Of Iceberg's JSON."""
+        notes = dict(raw.get("summary") or {})
+        return Snapshot(
+            snapshot_id=raw["snapshot-id"],
+            parent_id=raw.get("parent-snapshot-id"),
+            sequence_number=raw.get("sequence-number") or 0,
+            at_ms=raw.get("timestamp-ms", 0),
+            operation=notes.pop("operation", "unknown"),
+            summary=notes,
+            manifest_list=raw.get("manifest-list"),
+        )
 
-    PyIceberg's expiry makes a snapshot forget the parent that it removes. A compaction has had one
-    all the same, and so has whoever counts more in the table than it added.
-    """
-    known: int | None = snapshot.get("parent-snapshot-id")
-    if known is not None:
-        return known
-    notes = snapshot.get("summary") or {}
-    more = any(
-        int(notes.get(f"total-{what}", 0)) > int(notes.get(f"added-{what}", 0))
-        for what in ("records", "data-files")
-    )
-    return FORGOTTEN if more or notes.get("operation") == "replace" else None
+    def number(self, key: str) -> int:
+        """A count of the summary; one that is not there is 0."""
+        return int(self.summary.get(key, 0))
 
+    @property
+    def known_parent(self) -> int | None:
+        """The snapshot before it; None: it began the table's history.
 
-REWRITE_ID = "icestream.rewrite-id"  # in the summary of a rewrite, which has no commit id
+        PyIceberg's expiry makes a snapshot forget the parent that it removes. A compaction has had
+        one all the same, and so has whoever counts more in the table than it added.
+        """
+        if self.parent_id is not None:
+            return self.parent_id
+        more = any(
+            self.number(f"total-{what}") > self.number(f"added-{what}")
+            for what in ("records", "data-files")
+        )
+        return FORGOTTEN if more or self.operation == "replace" else None
 
+    # -- of a pipeline's commit ----------------------------------------------------------------
 
-def rewrites_among(document: Mapping[str, Any], snapshot_ids: Iterable[int]) -> dict[int, str]:
-    """Which of these snapshots are rewrites of ours: snapshot id → rewrite id."""
-    wanted = set(snapshot_ids)
-    return {
-        each["snapshot-id"]: each["summary"][REWRITE_ID]
-        for each in document.get("snapshots", ())
-        if each["snapshot-id"] in wanted and REWRITE_ID in each.get("summary", {})
-    }
+    @property
+    def pipeline(self) -> str | None:
+        """Whose commit it is, if a pipeline's."""
+        return self.summary.get(PIPELINE)
+
+    @property
+    def commit_id(self) -> str | None:
+        """The id of that commit."""
+        return self.summary.get(COMMIT_ID)
+
+    @property
+    def previous_id(self) -> str | None:
+        """The commit before it; None: the claim that the pipeline began with."""
+        return self.summary.get(PREVIOUS_ID)
+
+    @property
+    def records(self) -> int:
+        """Records that landed with it."""
+        return self.number(RECORDS)
+
+    @cached_property
+    def moved(self) -> Positions:
+        """Partitions whose position the commit moved, and how far."""
+        raw = json.loads(self.summary.get(OFFSETS, "{}"))
+        return {s: {int(n): at for n, at in parts.items()} for s, parts in raw.items()}

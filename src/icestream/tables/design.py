@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyiceberg.types import NestedField
+from pyiceberg.types import IcebergType, NestedField
 
 from icestream.config.ddl import (
     PartitionField,
@@ -15,7 +15,6 @@ from icestream.config.ddl import (
     parse_type,
 )
 from icestream.config.route import QUARANTINE
-from icestream.formats import Format
 from icestream.schema import (
     DELETED_COLUMN,
     INCLUDED_COLUMNS,
@@ -24,7 +23,7 @@ from icestream.schema import (
     SEQUENCE_COLUMN,
     NewField,
 )
-from icestream.tables.metadata import current_fields, has_no_layout_or_data
+from icestream.tables.metadata import Metadata
 
 KEYS_PROPERTY = "icestream.keys"  # of a mirror: the key columns, as a JSON list
 
@@ -43,12 +42,15 @@ class TableDesign:
 
 
 def declared_design(
-    name: str, rule: Any, record_format: Format, include: Sequence[str] = ()
+    name: str, rule: Any, known: Mapping[str, IcebergType], include: Sequence[str] = ()
 ) -> TableDesign:
-    """The design of a table from its rule; `include` names parts of the records to keep."""
+    """The design of a table from its rule and the columns that its format knows.
+
+    `include` names parts of the records to keep.
+    """
     return TableDesign(
         name=name,
-        columns=tuple(declared_columns(rule, record_format)),
+        columns=tuple(declared_columns(rule, known)),
         metadata=metadata_columns(rule, include),
         partition_by=tuple(parse_partition(text) for text in rule.partition_by),
         sort_by=tuple(parse_sort(text) for text in rule.sort_by),
@@ -74,12 +76,9 @@ def _keys_property(rule: Any) -> dict[str, str]:
     return {KEYS_PROPERTY: json.dumps(rule.keys)} if rule.mode == "upsert" and rule.keys else {}
 
 
-def declared_columns(rule: Any, record_format: Format) -> list[NestedField]:
-    """Columns that are known before any data is seen; declared types win over the format's."""
-    fixed = record_format.default_schema()
-    kinds = {column.name: column.field_type for column in (fixed.fields if fixed else ())}
-    if rule.mode == "append":  # a log of changes says what each was
-        kinds |= getattr(record_format, "log_columns", {})
+def declared_columns(rule: Any, known: Mapping[str, IcebergType]) -> list[NestedField]:
+    """Columns before any data is seen; declared types win over those that the format knows."""
+    kinds = dict(known)
     kinds.update({name: parse_type(text) for name, text in rule.columns.items()})
     return [
         NestedField(field_id=number, name=name, field_type=kind, required=False)
@@ -134,18 +133,14 @@ DEFAULTS = {
 }
 
 
-def missing_included(design: TableDesign, document: Any) -> list[NewField]:
+def missing_included(design: TableDesign, metadata: Metadata) -> list[NewField]:
     """Columns of ours that a table made without `source.include` or upserts does not have yet."""
-    there = current_fields(document)
+    existing = metadata.columns
     included = [f for f in design.metadata if f not in METADATA_COLUMNS]
-    return [NewField((), f.name, f.field_type) for f in included if f.name not in there]
+    return [NewField((), f.name, f.field_type) for f in included if f.name not in existing]
 
 
-def awaits_layout(design: TableDesign, document: Any, more: Sequence[str] = ()) -> bool:
+def awaits_layout(design: TableDesign, metadata: Metadata, more: Sequence[str] = ()) -> bool:
     """Whether partitioning and order waited for columns that, with `more`, are there by now."""
     wanted = laid_out_columns(design)
-    return (
-        bool(wanted)
-        and has_no_layout_or_data(document)
-        and wanted <= {*current_fields(document), *more}
-    )
+    return bool(wanted) and metadata.has_no_layout_or_data and wanted <= {*metadata.columns, *more}

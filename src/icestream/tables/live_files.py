@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,8 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 from icestream.errors import TableRefused
-from icestream.maintain.action import GaveWay
 from icestream.tables.arrow import PATH_ID
-from icestream.tables.metadata import current_schema
+from icestream.tables.metadata import Metadata
 from icestream.tables.partition_values import PartitionKey, partition_key, partition_types
 
 if TYPE_CHECKING:
@@ -79,23 +78,22 @@ class SnapshotFileLister:
         self._known: dict[str, list[FileEntry]] = {}
         self._last: dict[bool, SnapshotFiles] = {}  # with data files, and without
 
-    def all_files(self, document: Mapping[str, Any]) -> SnapshotFiles:
+    def all_files(self, metadata: Metadata) -> SnapshotFiles:
         """All files of the current snapshot."""
-        return self._listed(document, True)
+        return self._listed(metadata, True)
 
-    def delete_files(self, document: Mapping[str, Any]) -> SnapshotFiles:
+    def delete_files(self, metadata: Metadata) -> SnapshotFiles:
         """The delete files of the current snapshot only: far fewer."""
-        return self._listed(document, False)
+        return self._listed(metadata, False)
 
-    def _listed(self, document: Mapping[str, Any], data: bool) -> SnapshotFiles:
-        at = document.get("current-snapshot-id")
-        if data in self._last and self._last[data].snapshot_id == at:
+    def _listed(self, metadata: Metadata, data: bool) -> SnapshotFiles:
+        if data in self._last and self._last[data].snapshot_id == metadata.snapshot_id:
             return self._last[data]
-        snapshot = next((s for s in document.get("snapshots", ()) if s["snapshot-id"] == at), None)
-        if snapshot is None:
-            raise GaveWay("the table is empty")
-        found = SnapshotFiles(snapshot["snapshot-id"], snapshot["sequence-number"])
-        manifests = list(read_manifest_list(self._io.new_input(snapshot["manifest-list"])))
+        snapshot = metadata.current
+        if snapshot is None or snapshot.manifest_list is None:
+            raise TableRefused("the table is empty")
+        found = SnapshotFiles(snapshot.snapshot_id, snapshot.sequence_number)
+        manifests = list(read_manifest_list(self._io.new_input(snapshot.manifest_list)))
         paths = {manifest.manifest_path for manifest in manifests}
         self._known = {path: files for path, files in self._known.items() if path in paths}
         for manifest in manifests:
@@ -117,9 +115,9 @@ class SnapshotFileLister:
 def _file(entry: ManifestEntry) -> FileEntry:
     file = entry.data_file
     if file.content == DataFileContent.EQUALITY_DELETES:
-        raise GaveWay("the table has equality deletes, written by another program")
+        raise TableRefused("the table has equality deletes, written by another program")
     if file.file_format != FileFormat.PARQUET:
-        raise GaveWay(f"{file.file_path} is not a Parquet file")
+        raise TableRefused(f"{file.file_path} is not a Parquet file")
     return FileEntry(
         file.file_path,
         file.spec_id,
@@ -132,14 +130,14 @@ def _file(entry: ManifestEntry) -> FileEntry:
     )
 
 
-def partition_key_of(document: Mapping[str, Any], file: FileEntry) -> PartitionKey:
+def partition_key_of(metadata: Metadata, file: FileEntry) -> PartitionKey:
     """The partition of a file, in Iceberg's JSON."""
-    schema = Schema.model_validate(current_schema(document))
-    told = next(s for s in document["partition-specs"] if s["spec-id"] == file.spec_id)
+    schema = Schema.model_validate(metadata.schema)
+    told = metadata.specs[file.spec_id]
     try:
         kinds = partition_types(PartitionSpec.model_validate(told), schema)
     except ValueError as failure:
-        raise GaveWay(f"partition spec {file.spec_id} cannot be resolved: {failure}") from None
+        raise TableRefused(f"partition spec {file.spec_id} cannot be resolved: {failure}") from None
     return partition_key(file.spec_id, file.partition, kinds)
 
 

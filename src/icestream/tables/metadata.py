@@ -1,31 +1,169 @@
-"""Iceberg's metadata JSON: schema, partition spec, sort order, snapshots."""
+"""A typed look at Iceberg's metadata JSON; nothing else in the project knows its keys.
 
-from typing import Any
+PyIceberg's own model parses every snapshot anew at each load, and the metadata of a table with a
+commit a second grows by one each time. This one looks at the document as it is, when asked.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from icestream.tables.commits import REWRITE_ID, Snapshot
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.table import Table
 
 
-def by_id(entries: Any, key: str, wanted: int) -> Any:
-    """The entry of a list in the metadata whose id is `wanted`."""
+@dataclass(frozen=True, eq=False)
+class Metadata:
+    """The metadata of one table at one moment."""
+
+    document: Mapping[str, Any]
+
+    @staticmethod
+    def of(table: "Table") -> "Metadata":
+        """Of a table that PyIceberg has loaded."""
+        return Metadata(json.loads(table.metadata.model_dump_json(by_alias=True)))
+
+    @property
+    def uuid(self) -> str:
+        """The table's identity: another one under the same name has another."""
+        return str(self.document["table-uuid"])
+
+    @property
+    def location(self) -> str:
+        """The folder or URI below which the table's files are."""
+        return str(self.document["location"])
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Table properties."""
+        return self.document.get("properties") or {}
+
+    @property
+    def last_sequence(self) -> int:
+        """The newest sequence number that was given to a snapshot."""
+        return int(self.document.get("last-sequence-number", 0))
+
+    @property
+    def schema_id(self) -> int:
+        """The id of the current schema."""
+        return int(self.document["current-schema-id"])
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The current schema."""
+        found: Mapping[str, Any] = _by_id(self.document["schemas"], "schema-id", self.schema_id)
+        return found
+
+    @property
+    def columns(self) -> list[str]:
+        """Top-level column names of the current schema."""
+        return [field["name"] for field in self.schema["fields"]]
+
+    @property
+    def spec_id(self) -> int:
+        """The id of the current partition spec."""
+        return int(self.document["default-spec-id"])
+
+    @property
+    def specs(self) -> Mapping[int, Mapping[str, Any]]:
+        """All partition specs, by id."""
+        return {spec["spec-id"]: spec for spec in self.document["partition-specs"]}
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether any spec, the current one or an older one, has a field."""
+        return any(spec["fields"] for spec in self.document["partition-specs"])
+
+    @property
+    def sort_order_id(self) -> int:
+        """The id of the current sort order; 0: none."""
+        return int(self.document["default-sort-order-id"])
+
+    @property
+    def sort_order(self) -> Mapping[str, Any]:
+        """The current sort order."""
+        orders = self.document["sort-orders"]
+        found: Mapping[str, Any] = _by_id(orders, "order-id", self.sort_order_id)
+        return found
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The id of the current snapshot; None: nothing was ever committed."""
+        found: int | None = self.document.get("current-snapshot-id")
+        return None if found == -1 else found
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """The retained snapshots, in the order of their commits, rolled back ones included."""
+        return [Snapshot.of(raw) for raw in self._snapshots]
+
+    @property
+    def snapshot_count(self) -> int:
+        """How many snapshots are retained."""
+        return len(self._snapshots)
+
+    @property
+    def named_snapshots(self) -> set[int]:
+        """Snapshots that a branch or a tag names."""
+        return {ref["snapshot-id"] for ref in (self.document.get("refs") or {}).values()}
+
+    @property
+    def current(self) -> Snapshot | None:
+        """The current snapshot."""
+        return self.snapshot(self.snapshot_id)
+
+    def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
+        """A retained snapshot by its id."""
+        found = (raw for raw in reversed(self._snapshots) if raw["snapshot-id"] == snapshot_id)
+        return next(map(Snapshot.of, found), None)
+
+    def ancestors(self) -> Iterator[Snapshot]:
+        """From the current snapshot back through parents, as far as they are retained."""
+        by_id = {raw["snapshot-id"]: raw for raw in self._snapshots}
+        snapshot_id = self.snapshot_id
+        while snapshot_id in by_id:  # a ring, which only a damaged file can hold, ends the walk
+            found = Snapshot.of(by_id.pop(snapshot_id))
+            yield found
+            snapshot_id = found.parent_id
+
+    def rewrites(self, snapshot_ids: Iterable[int]) -> dict[int, str]:
+        """Which of these snapshots are rewrites of ours: snapshot id → rewrite id."""
+        wanted = set(snapshot_ids)
+        return {
+            raw["snapshot-id"]: raw["summary"][REWRITE_ID]
+            for raw in self._snapshots
+            if raw["snapshot-id"] in wanted and REWRITE_ID in (raw.get("summary") or {})
+        }
+
+    @property
+    def has_no_layout_or_data(self) -> bool:
+        """Never laid out and without data: the first batch may still decide the layout."""
+        current = self.current
+        files = current.summary.get("total-data-files", "0") if current else "0"
+        laid_out = self.spec_id or self.sort_order_id or self.is_partitioned
+        return not laid_out and files == "0"
+
+    def as_table(self, name: str, io: "FileIO") -> "Table":
+        """The table as PyIceberg sees it, by this metadata."""
+        from pyiceberg.table import Table
+        from pyiceberg.table.metadata import TableMetadataUtil
+
+        return Table(
+            identifier=tuple(name.split(".")),
+            metadata=TableMetadataUtil.parse_obj(dict(self.document)),
+            metadata_location="",
+            io=io,
+            catalog=None,  # type: ignore[arg-type]
+        )
+
+    @property
+    def _snapshots(self) -> list[Mapping[str, Any]]:
+        return self.document.get("snapshots") or []
+
+
+def _by_id(entries: Any, key: str, wanted: int) -> Any:
     return next(each for each in entries if each[key] == wanted)
-
-
-def current_fields(document: Any) -> list[str]:
-    """Top-level column names of the current schema in Iceberg's metadata JSON."""
-    return [field["name"] for field in current_schema(document)["fields"]]
-
-
-def current_schema(document: Any) -> Any:
-    """The current schema in Iceberg's metadata JSON."""
-    return by_id(document["schemas"], "schema-id", document["current-schema-id"])
-
-
-def has_no_layout_or_data(document: Any) -> bool:
-    """Never laid out and without data: the first batch may still decide the layout."""
-    laid_out = document["default-spec-id"] or document["default-sort-order-id"]
-    current = document.get("current-snapshot-id")
-    newest = [each for each in document.get("snapshots", ()) if each["snapshot-id"] == current]
-    files = newest[0].get("summary", {}).get("total-data-files", "0") if newest else "0"
-    return (
-        not laid_out
-        and files == "0"
-        and not any(each["fields"] for each in document["partition-specs"])
-    )

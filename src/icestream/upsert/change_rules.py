@@ -12,7 +12,16 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from icestream.errors import BadRecord, ConfigError, SchemaRefused
-from icestream.formats import DELETE, IGNORE, TRUNCATE, UPSERT, DecodedBatch, RowChanges, duck
+from icestream.formats import (
+    DELETE,
+    IGNORE,
+    TRUNCATE,
+    UPSERT,
+    DecodedBatch,
+    Format,
+    RowChanges,
+    duck,
+)
 from icestream.formats.sequence import encode_sequence
 from icestream.upsert.changes import SEQUENCE
 
@@ -57,16 +66,15 @@ def apply_change_rules(
 
 
 def order_only_fields(
-    sequence_by: Sequence[str], schema: Schema, record_format: object
+    sequence_by: Sequence[str], schema: Schema, record_format: Format
 ) -> tuple[NestedField, ...]:
     """What must be decoded to know the order, and is no column of the table.
 
     Debezium's envelope has it beside the row: `source.lsn` is decoded as `__source_lsn`.
     """
-    tell = getattr(record_format, "envelope_field", None)
-    names = {each.name for each in schema.fields}
-    told = [tell(path) for path in sequence_by if path not in names] if tell else []
-    return tuple(each for each in told if each is not None and each.name not in names)
+    names = {field.name for field in schema.fields}
+    named = [record_format.envelope_field(path) for path in sequence_by if path not in names]
+    return tuple(field for field in named if field is not None and field.name not in names)
 
 
 def _hidden(path: str) -> str:

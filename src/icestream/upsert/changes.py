@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from icestream.batch.shuffle import pack, unpack
 from icestream.formats import TRUNCATE, RowChanges
 from icestream.index.keys import Hashes, bucket_of, key_hashes
 
@@ -128,14 +127,14 @@ class ChangeBatch:
         notes = {name: self._hidden_column(name) for name in _NOTES}
         return ChangeBatch(_with_hidden_columns(rows, notes))
 
-    def to_bytes(self) -> bytes:
-        """For the way through the shuffle."""
-        return pack(self._taken(self._whole))
+    def batch(self) -> pa.RecordBatch:
+        """The rows with what stands beside them, for the way through the shuffle."""
+        found: pa.RecordBatch = self._taken(self._whole)
+        return found
 
     @staticmethod
-    def from_bytes(blobs: Sequence[bytes]) -> "ChangeBatch":
-        """On the other side: all of them as one."""
-        tables = [unpack(blob) for blob in blobs]
+    def of(tables: Sequence[pa.Table]) -> "ChangeBatch":
+        """On the other side of the shuffle: what several tasks gave to `batch`, as one."""
         joined = pa.concat_tables(tables, promote_options="default").combine_chunks()
         return ChangeBatch(joined.to_batches()[0] if joined.num_rows else _empty(joined.schema))
 

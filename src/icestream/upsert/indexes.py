@@ -2,11 +2,11 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.errors import IndexDamaged
@@ -16,7 +16,6 @@ from icestream.index.reader import IndexReader
 from icestream.index.rewrite_update import IndexStaging, RewriteIndexUpdate
 from icestream.index.tombstones import tidy_tombstones
 from icestream.positions import Positions
-from icestream.tables.commits import rewrites_among
 from icestream.tables.live_files import partition_keys
 from icestream.tables.partition_values import PartitionKey
 
@@ -64,20 +63,22 @@ class KeyIndexes:
         self._known: dict[str, _OpenIndex] = {}
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="index-merge")
 
-    def reader_at(self, name: str, view: TableState, keys: Sequence[str]) -> IndexReader:
+    def reader_at(self, name: str, state: TableState, keys: Sequence[str]) -> IndexReader:
         """The index of a table as it was seen: as it stands, or brought there first."""
         known = self._known.get(name)
         if known is None or known.keys != tuple(keys):
             store, how = open_or_build(
-                self._pyiceberg_table(name, view),
-                self._index_folder(name, view),
+                self._pyiceberg_table(name, state),
+                self._index_folder(name, state),
                 keys,
-                reached=_committed(view),
+                reached=_committed(state),
             )
-            known = self._known[name] = _OpenIndex(store, tuple(keys), location=_location(view))
+            known = self._known[name] = _OpenIndex(
+                store, tuple(keys), location=state.metadata.location
+            )
             self._told(name, how)
-        elif not self._advance_by_own_commits(known, view):
-            known = self._follow_table(name, known, view)
+        elif not self._advance_by_own_commits(known, state):
+            known = self._follow_table(name, known, state)
         self._merge(known)
         return known.index.reader
 
@@ -90,17 +91,16 @@ class KeyIndexes:
         if name in self._known:
             self._known[name].index.abandon(commit_id)
 
-    def partition_of(self, name: str, view: TableState) -> Callable[[str], PartitionKey]:
+    def partition_of(self, name: str, state: TableState) -> Callable[[str], PartitionKey]:
         """Where data files of a table as it was seen belong."""
         known = self._known[name]
-        specs = view.base.document["partition-specs"]
-        if not any(spec["fields"] for spec in specs):
-            only = PartitionKey(view.base.document["default-spec-id"], ())
+        if not state.metadata.is_partitioned:
+            only = PartitionKey(state.metadata.spec_id, ())
             return lambda _: only
 
         def find(path: str) -> PartitionKey:
             if path not in known.partitions:
-                known.partitions = partition_keys(self._pyiceberg_table(name, view))
+                known.partitions = partition_keys(self._pyiceberg_table(name, state))
             return known.partitions[path]
 
         return find
@@ -136,18 +136,16 @@ class KeyIndexes:
 
     # ------------------------------------------------------------------------------------------
 
-    def _advance_by_own_commits(self, known: _OpenIndex, view: TableState) -> bool:
+    def _advance_by_own_commits(self, known: _OpenIndex, state: TableState) -> bool:
         """Whether the index is where the table is, perhaps after commits and rewrites of ours."""
         store = known.index
-        if not view.ancestors:
+        if not state.ancestors:
             return store.manifest.snapshot_id is None
-        way = _snapshots_since(view, store.manifest.snapshot_id)
+        way = _snapshots_since(state, store.manifest.snapshot_id)
         if way is None:
             return False
         rewrites = (
-            rewrites_among(view.base.document, (each.snapshot_id for each in way))
-            if known.announced
-            else {}
+            state.metadata.rewrites(each.snapshot_id for each in way) if known.announced else {}
         )
         for each in way:
             pending = store.pending()
@@ -174,19 +172,19 @@ class KeyIndexes:
             known.partitions |= {path: PartitionKey.of(text) for path, text in told}
         return True
 
-    def _follow_table(self, name: str, known: _OpenIndex, view: TableState) -> _OpenIndex:
-        table = self._pyiceberg_table(name, view)
-        how = follow(known.index, table, reached=_committed(view))
+    def _follow_table(self, name: str, known: _OpenIndex, state: TableState) -> _OpenIndex:
+        table = self._pyiceberg_table(name, state)
+        how = follow(known.index, table, reached=_committed(state))
         if isinstance(how, CatchUpResult):
             if how.new or how.changed or how.gone:
                 self._told(name, how)
                 known.partitions = {}
             return known
         store, rebuilt = open_or_build(
-            table, self._index_folder(name, view), known.keys, reached=_committed(view)
+            table, self._index_folder(name, state), known.keys, reached=_committed(state)
         )
         self._told(name, rebuilt)
-        made = self._known[name] = _OpenIndex(store, known.keys, location=_location(view))
+        made = self._known[name] = _OpenIndex(store, known.keys, location=state.metadata.location)
         return made
 
     def _merge(self, known: _OpenIndex) -> None:
@@ -199,31 +197,20 @@ class KeyIndexes:
             tidy = known.location if known.batches % _TIDY_EVERY == 0 else None
             known.merging = self._merges.submit(_merge_and_tidy, known.index, tidy)
 
-    def _index_folder(self, name: str, view: TableState) -> Path:
+    def _index_folder(self, name: str, state: TableState) -> Path:
         """A folder for each table, also for one that was created again under the same name."""
         safe = hashlib.sha256(name.encode()).hexdigest()[:16]
-        return self._folder / f"{safe}-{view.uuid}"
+        return self._folder / f"{safe}-{state.uuid}"
 
-    def _pyiceberg_table(self, name: str, view: TableState) -> "Table":
+    def _pyiceberg_table(self, name: str, state: TableState) -> "Table":
         """The table as PyIceberg sees it, by the metadata that the batch is planned from."""
-        from pyiceberg.table import Table
-        from pyiceberg.table.metadata import TableMetadataUtil
-
-        document: Mapping[str, Any] = view.base.document
-        metadata = TableMetadataUtil.parse_obj(dict(document))
-        return Table(
-            identifier=tuple(name.split(".")),
-            metadata=metadata,
-            metadata_location="",
-            io=self._io(_location(view)),
-            catalog=None,  # type: ignore[arg-type]
-        )
+        return state.metadata.as_table(name, self._io(state.metadata.location))
 
 
-def _snapshots_since(view: TableState, start: int | None) -> list[AncestorSnapshot] | None:
+def _snapshots_since(state: TableState, start: int | None) -> list[AncestorSnapshot] | None:
     """The snapshots after one, oldest first; None: it is not among those that led here."""
     found: list[AncestorSnapshot] = []
-    for each in view.ancestors:
+    for each in state.ancestors:
         if each.snapshot_id == start:
             return found[::-1]
         found.append(each)
@@ -232,9 +219,5 @@ def _snapshots_since(view: TableState, start: int | None) -> list[AncestorSnapsh
     return None
 
 
-def _committed(view: TableState) -> Positions:
-    return view.marker.positions if view.marker else {}
-
-
-def _location(view: TableState) -> str:
-    return str(view.base.document["location"])
+def _committed(state: TableState) -> Positions:
+    return state.marker.positions if state.marker else {}

@@ -1,17 +1,16 @@
 """The marker chain: a table's history as its snapshots tell it; pure, metadata in, findings out."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from icestream.commit.protocol import MarkerStatus, marker_status
 from icestream.commit.table_state import table_state
 from icestream.errors import Replaced
-from icestream.positions import Positions
-from icestream.tables.commits import parent_of
+from icestream.positions import Positions, flat, nested
+from icestream.tables.commits import GENERATION, SEQUENCE, Snapshot
 from icestream.tables.marker import Marker, property_name
+from icestream.tables.metadata import Metadata
 from icestream.verify.report import TableFindings
 
 # Losses after which offsets are given a second time, or positions are forgotten.
@@ -19,44 +18,13 @@ _UNTOLD = ("recreated", "truncated", "deleted")
 
 
 @dataclass(frozen=True)
-class ChainSnapshot:
-    """One retained snapshot on the way back from the current one."""
-
-    snapshot_id: int
-    parent_id: int | None
-    sequence_number: int
-    operation: str
-    summary: Mapping[str, str]
-
-    def number(self, key: str) -> int:
-        """A count of the summary; one that is not there is 0."""
-        return int(self.summary.get(key, 0))
-
-    @property
-    def commit_id(self) -> str | None:
-        """Ours or another pipeline's."""
-        return self.summary.get("icestream.commit-id")
-
-    @property
-    def previous_id(self) -> str | None:
-        """The commit before it."""
-        return self.summary.get("icestream.previous-commit-id")
-
-    @property
-    def moved(self) -> Positions:
-        """Partitions that this commit moved, and how far."""
-        raw = json.loads(self.summary.get("icestream.offsets", "{}"))
-        return {s: {int(n): at for n, at in parts.items()} for s, parts in raw.items()}
-
-
-@dataclass(frozen=True)
 class MarkerChain:
     """What the history says that the rows must be like."""
 
     marker: Marker | None
-    ancestors: tuple[ChainSnapshot, ...]  # newest first
-    own_commits: tuple[ChainSnapshot, ...]
-    foreign: tuple[ChainSnapshot, ...]  # neither ours nor a rewrite of the same rows
+    ancestors: tuple[Snapshot, ...]  # newest first
+    own_commits: tuple[Snapshot, ...]
+    foreign: tuple[Snapshot, ...]  # neither ours nor a rewrite of the same rows
     rewrites: int
     complete: bool  # back to the first claim, so that the start is known
     start: Positions = field(default_factory=dict)
@@ -81,7 +49,7 @@ class MarkerChain:
         return ForeignChanges(
             added=sum(link.number("added-records") for link in links),
             deleted=sum(link.number("deleted-records") for link in links) + marked,
-            exact=self.ancestors[-1].parent_id is None and not marked,
+            exact=self.ancestors[-1].known_parent is None and not marked,
         )
 
 
@@ -95,16 +63,16 @@ class ForeignChanges:
 
 
 def check_chain(
-    document: Mapping[str, Any], pipeline: str, findings: TableFindings, mirror: bool = False
+    metadata: Metadata, pipeline: str, findings: TableFindings, mirror: bool = False
 ) -> MarkerChain:
     """Follow the chain from the marker back to the oldest retained snapshot."""
-    lineage = _lineage(document)
-    own = tuple(link for link in lineage if link.summary.get("icestream.pipeline") == pipeline)
+    lineage = tuple(metadata.ancestors())
+    own = tuple(link for link in lineage if link.pipeline == pipeline)
     others = [link for link in lineage if link not in own]
     foreign = tuple(link for link in others if link.operation != "replace")
-    marker = _marker(document, pipeline, own, findings)
+    marker = _marker(metadata, pipeline, own, findings)
     if marker:
-        _check_marker_belongs(document, pipeline, marker, own, findings)
+        _check_marker_belongs(metadata, pipeline, marker, own, findings)
     _check_order(own, lineage, findings)
     whole = bool(own) and own[-1].previous_id is None
     reused = frozenset(x.stream for x in (marker.losses if marker else ()) if x.kind in _UNTOLD)
@@ -112,11 +80,11 @@ def check_chain(
     if marker and own and own[0].commit_id == marker.commit_id:
         _check_marker_agrees(marker, own, known, whole, findings)
     for link in () if mirror else own:  # there many records make one row
-        if link.number("added-records") != link.number("icestream.records"):
+        if link.number("added-records") != link.records:
             findings.add(
                 "chain",
                 "records-differ",
-                f"{link.number('icestream.records')} records, as the commit says",
+                f"{link.records} records, as the commit says",
                 f"{link.number('added-records')} added",
                 snapshot_id=link.snapshot_id,
             )
@@ -124,7 +92,7 @@ def check_chain(
     if foreign:
         told += f", {len(foreign)} by others"
     if own and not whole:
-        told += f"; older than sequence {own[-1].summary.get('icestream.sequence')}: expired"
+        told += f"; older than sequence {own[-1].summary.get(SEQUENCE)}: expired"
     for link in foreign[:5]:
         findings.note(
             f"snapshot {link.snapshot_id} is not ours: {_writer(link)}, records added: "
@@ -146,33 +114,13 @@ def check_chain(
     )
 
 
-def _lineage(document: Mapping[str, Any]) -> tuple[ChainSnapshot, ...]:
-    by_id = {each["snapshot-id"]: each for each in document.get("snapshots") or ()}
-    found: list[ChainSnapshot] = []
-    at = document.get("current-snapshot-id")
-    while at in by_id:
-        raw = by_id.pop(at)  # a ring, which only a damaged file can hold, ends the walk
-        notes = dict(raw.get("summary") or {})
-        found.append(
-            ChainSnapshot(
-                snapshot_id=raw["snapshot-id"],
-                parent_id=parent_of(raw),
-                sequence_number=raw.get("sequence-number") or 0,
-                operation=notes.pop("operation", "unknown"),
-                summary=notes,
-            )
-        )
-        at = raw.get("parent-snapshot-id")
-    return tuple(found)
-
-
 def _marker(
-    document: Mapping[str, Any],
+    metadata: Metadata,
     pipeline: str,
-    own: Sequence[ChainSnapshot],
+    own: Sequence[Snapshot],
     findings: TableFindings,
 ) -> Marker | None:
-    stored = (document.get("properties") or {}).get(property_name(pipeline))
+    stored = metadata.properties.get(property_name(pipeline))
     if stored is None:
         if own:
             findings.add(
@@ -193,22 +141,19 @@ def _marker(
 
 
 def _check_marker_belongs(
-    document: Mapping[str, Any],
+    metadata: Metadata,
     pipeline: str,
     marker: Marker,
-    own: Sequence[ChainSnapshot],
+    own: Sequence[Snapshot],
     findings: TableFindings,
 ) -> None:
     """The marker speaks of this table, and of its newest own snapshot."""
-    uuid = document["table-uuid"]
+    uuid = metadata.uuid
     if marker.table_uuid != uuid:
         findings.add("chain", "table-replaced", f"table {marker.table_uuid}", f"table {uuid}")
     elif own and own[0].commit_id != marker.commit_id:
         ids = [link.commit_id for link in own]
-        retained = {
-            (each.get("summary") or {}).get("icestream.commit-id")
-            for each in document.get("snapshots") or ()
-        }
+        retained = {each.commit_id for each in metadata.snapshots}
         if marker.commit_id in ids:
             kind, seen = "marker-old", f"the marker of {ids.index(marker.commit_id)} commits before"
         elif marker.commit_id in retained:
@@ -222,7 +167,7 @@ def _check_marker_belongs(
             f"commit {marker.commit_id}, sequence {marker.sequence}: {seen}",
             snapshot_id=own[0].snapshot_id,
         )
-    elif not own and marker_status(table_state(document, pipeline)) is MarkerStatus.REPLACED:
+    elif not own and marker_status(table_state(metadata, pipeline)) is MarkerStatus.REPLACED:
         findings.add(
             "chain",
             "history-missing",
@@ -232,7 +177,7 @@ def _check_marker_belongs(
 
 
 def _check_order(
-    own: Sequence[ChainSnapshot], lineage: Sequence[ChainSnapshot], findings: TableFindings
+    own: Sequence[Snapshot], lineage: Sequence[Snapshot], findings: TableFindings
 ) -> None:
     """Each commit names the one before it, with the next number and no older generation."""
     for newer, older in pairwise(own):
@@ -240,21 +185,21 @@ def _check_order(
         if newer.previous_id != older.commit_id:
             expected = f"previous commit {older.commit_id}"
             findings.add("chain", "chain-broken", expected, f"{newer.previous_id}", **where)
-        first, second = older.number("icestream.sequence"), newer.number("icestream.sequence")
+        first, second = older.number(SEQUENCE), newer.number(SEQUENCE)
         if second != first + 1:
             findings.add("chain", "sequence-broken", f"{first + 1}", f"{second}", **where)
-        first, second = older.number("icestream.generation"), newer.number("icestream.generation")
+        first, second = older.number(GENERATION), newer.number(GENERATION)
         if second < first:
             findings.add("chain", "generation-fell", f"{first} or more", f"{second}", **where)
     if not own:
         return
-    oldest, cut = own[-1], lineage[-1].parent_id is not None
-    if oldest.previous_id is None and oldest.number("icestream.sequence") != 1:
+    oldest, cut = own[-1], lineage[-1].known_parent is not None
+    if oldest.previous_id is None and oldest.number(SEQUENCE) != 1:
         findings.add(
             "chain",
             "chain-broken",
             "sequence 1 at the first commit",
-            f"sequence {oldest.number('icestream.sequence')} and no previous commit",
+            f"sequence {oldest.number(SEQUENCE)} and no previous commit",
             snapshot_id=oldest.snapshot_id,
         )
     elif oldest.previous_id is not None and not cut:
@@ -268,7 +213,7 @@ def _check_order(
 
 
 def _positions_by_snapshot(
-    own: Sequence[ChainSnapshot], reused: frozenset[str], findings: TableFindings
+    own: Sequence[Snapshot], reused: frozenset[str], findings: TableFindings
 ) -> dict[int, dict[tuple[str, int], int]]:
     """By own snapshot: the positions that it and those before it mention; they never go back."""
     at: dict[tuple[str, int], int] = {}
@@ -296,7 +241,7 @@ def _positions_by_snapshot(
 
 def _check_marker_agrees(
     marker: Marker,
-    own: Sequence[ChainSnapshot],
+    own: Sequence[Snapshot],
     known: Mapping[int, Mapping[tuple[str, int], int]],
     whole: bool,
     findings: TableFindings,
@@ -304,12 +249,12 @@ def _check_marker_agrees(
     """Property and summaries tell the same story."""
     newest = own[0]
     pairs = {
-        "sequence": (newest.number("icestream.sequence"), marker.sequence),
-        "generation": (newest.number("icestream.generation"), marker.generation),
+        "sequence": (newest.number(SEQUENCE), marker.sequence),
+        "generation": (newest.number(GENERATION), marker.generation),
         "previous commit": (newest.previous_id, marker.previous_commit_id),
         "snapshot's sequence number": (newest.sequence_number, marker.snapshot_sequence),
     }
-    records = sum(link.number("icestream.records") for link in own)
+    records = sum(link.records for link in own)
     if whole:
         pairs["records landed"] = (records, marker.counts.landed)
     elif records > marker.counts.landed:
@@ -325,7 +270,7 @@ def _check_marker_agrees(
             )
     gone = {loss.stream for loss in marker.losses}
     told_at = dict(known[newest.snapshot_id])
-    in_marker = {(s, n): at for s, parts in marker.positions.items() for n, at in parts.items()}
+    in_marker = flat(marker.positions)
     names = told_at.keys() | in_marker.keys() if whole else told_at.keys()
     for stream, number in sorted(names):
         told_here, seen_here = told_at.get((stream, number)), in_marker.get((stream, number))
@@ -343,38 +288,29 @@ def _check_marker_agrees(
 
 def _row_limits(
     marker: Marker | None,
-    lineage: Sequence[ChainSnapshot],
+    lineage: Sequence[Snapshot],
     known: Mapping[int, Mapping[tuple[str, int], int]],
     whole: bool,
 ) -> dict[int, Positions]:
     """By snapshot: no row is at or above these; what expiry hides is bounded by what came next."""
     if marker is None:
         return {}
-    later: Mapping[tuple[str, int], int] = {
-        (s, n): at for s, parts in marker.positions.items() for n, at in parts.items()
-    }
+    later: Mapping[tuple[str, int], int] = flat(marker.positions)
     steps = [known[link.snapshot_id] for link in lineage if link.snapshot_id in known]
     found: dict[int, Positions] = {}
     for link in lineage:  # newest first
         if steps and known.get(link.snapshot_id) is steps[0]:
             later = {**later, **steps[0]}
-            found[link.snapshot_id] = _nested(steps[0] if whole else later)
+            found[link.snapshot_id] = nested(steps[0] if whole else later)
             steps = steps[1:]
             later = {**later, **(steps[0] if steps else {})}
             continue
-        found[link.snapshot_id] = _nested((steps[0] if steps else {}) if whole else later)
-    return found
-
-
-def _nested(flat: Mapping[tuple[str, int], int]) -> Positions:
-    found: dict[str, dict[int, int]] = {}
-    for (stream, number), at in flat.items():
-        found.setdefault(stream, {})[number] = at
+        found[link.snapshot_id] = nested((steps[0] if steps else {}) if whole else later)
     return found
 
 
 def _landed_by_snapshot(
-    marker: Marker | None, lineage: Sequence[ChainSnapshot], own: Sequence[ChainSnapshot]
+    marker: Marker | None, lineage: Sequence[Snapshot], own: Sequence[Snapshot]
 ) -> dict[int, int]:
     """By snapshot: how many rows of ours it holds, counted back from the marker."""
     if marker is None:
@@ -384,11 +320,11 @@ def _landed_by_snapshot(
     for link in lineage:
         found[link.snapshot_id] = left
         if link.snapshot_id in ours:
-            left -= link.number("icestream.records")
+            left -= link.records
     return found
 
 
-def _writer(link: ChainSnapshot) -> str:
-    other = link.summary.get("icestream.pipeline")
+def _writer(link: Snapshot) -> str:
+    other = link.pipeline
     by = f"pipeline `{other}`" if other else link.summary.get("engine-name", "somebody else")
     return f"{link.operation} by {by}"

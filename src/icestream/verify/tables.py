@@ -1,8 +1,6 @@
 """The tables of a pipeline, each looked at by every check; no JVM, nothing is written."""
 
-import json
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
@@ -17,6 +15,7 @@ from icestream.errors import Replaced
 from icestream.tables.design import key_columns, quarantine_name
 from icestream.tables.inventory import routed_tables, translate_catalog_errors
 from icestream.tables.marker import Marker, property_name
+from icestream.tables.metadata import Metadata
 from icestream.verify.chain import MarkerChain, check_chain
 from icestream.verify.files import FileChecker
 from icestream.verify.keys import KeyChecker
@@ -139,10 +138,10 @@ def _check_table(
         findings.finish_check("files", "no metadata")
         return looked
     looked.table = table
-    document = json.loads(table.metadata.model_dump_json(by_alias=True))
+    metadata = Metadata.of(table)
     keys = key_columns(rule, table.properties) if rule else None
-    chain = looked.chain = check_chain(document, config.name, findings, mirror=bool(keys))
-    looked.terms = _terms(config, document)
+    chain = looked.chain = check_chain(metadata, config.name, findings, mirror=bool(keys))
+    looked.terms = _terms(config, metadata)
     lineage = {link.snapshot_id for link in chain.ancestors}
     current = table.metadata.current_snapshot_id
     wanted = [
@@ -272,10 +271,10 @@ def _check_row_count(snapshot_id: int, looked: CheckedTable) -> None:
     looked.findings.finish_check("rows", f"{total} rows by the files' counts", looked=False)
 
 
-def _terms(config: PipelineConfig, document: dict[str, Any]) -> RowCheckRules:
+def _terms(config: PipelineConfig, metadata: Metadata) -> RowCheckRules:
     kind = config.source.type
     others: set[str] = set()
-    for key, value in (document.get("properties") or {}).items():
+    for key, value in metadata.properties.items():
         if key.startswith("icestream.") and key.endswith(".marker"):
             if key == property_name(config.name):
                 continue

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from icestream.tables.metadata import by_id, current_schema
+from icestream.tables.metadata import Metadata
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,15 @@ class StagedFile:
     """The DataFile, as Iceberg's `ContentFileParser.fromJson` reads it."""
 
 
-def stage_target(document: Any, prefix: str) -> StageTarget:
+def stage_target(metadata: Metadata, file_prefix: str) -> StageTarget:
     """What a task must know to write data files for this table."""
-    properties = document["properties"]
-    location = properties.get("write.data.path") or document["location"].rstrip("/") + "/data"
-    spec = by_id(document["partition-specs"], "spec-id", document["default-spec-id"])
-    order = by_id(document["sort-orders"], "order-id", document["default-sort-order-id"])
+    properties = metadata.properties
+    location = properties.get("write.data.path") or metadata.location.rstrip("/") + "/data"
     return StageTarget(
-        schema_json=json.dumps(current_schema(document)),
-        spec_json=json.dumps(spec),
-        sort_order_json=json.dumps(order),
+        schema_json=json.dumps(metadata.schema),
+        spec_json=json.dumps(metadata.specs[metadata.spec_id]),
+        sort_order_json=json.dumps(metadata.sort_order),
         data_location=location,
-        file_prefix=prefix,
+        file_prefix=file_prefix,
         properties={name: value for name, value in properties.items() if name.startswith("write.")},
     )

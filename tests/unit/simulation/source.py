@@ -1,6 +1,6 @@
 """The simulated source. Every record is one bit, so the rows of a table are one number."""
 
-from icestream.sources import StartPositions
+from icestream.sources import LossReport, StartPositions
 
 PHANTOM = 1  # read from a topic that was created again: belongs into no table
 
@@ -81,6 +81,22 @@ class Source:
 
     # -- what the pipeline asks ----------------------------------------------------------------
 
+    def check(self):
+        pass
+
+    def known_topics(self):
+        return self.appeared
+
+    @property
+    def shared_streams(self):
+        return {"ledger"} if self.shared else set()
+
+    def load_details(self, markers):
+        pass
+
+    def losses(self, committed, known_ids):
+        return LossReport()
+
     def stream_of(self, topic):
         return "ledger" if self.shared else topic
 
@@ -96,7 +112,7 @@ class Source:
     def ends(self):
         return {s: {n: log.end for n, log in logs.items()} for s, logs in self.logs.items()}
 
-    def resolve_start(self):
+    def resolve_start(self, start):
         """`start: earliest` or `latest`, as explicit positions."""
         at = self.ends()
         if not self.latest:

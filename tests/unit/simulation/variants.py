@@ -1,16 +1,18 @@
 """Protocols that are known to be wrong, each a small change to ours; the rules must catch them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
-from icestream.commit import protocol, retry, table_commits
-from icestream.commit.port import AddedFiles
+from icestream.batch.commit_batch import BatchCommitter
+from icestream.commit import protocol
 from icestream.commit.protocol import BatchPlan, BatchVerdict, CommitOutcome
+from icestream.commit.steps import BatchStep, ClaimStep
 from icestream.commit.table_commits import TableCommitter
 from icestream.positions import max_positions
 
 from .explore import Variant
 from .world import World
-from .writers import Run
+from .writers import Job, Run, Tables
 
 # ── catalogs ────────────────────────────────────────────────────────────────────────────────────
 
@@ -62,174 +64,186 @@ class SummaryOnly(World):
 # ── commits ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class _OtherLook(TableCommitter):
-    def _commit_files(self, name, view, work, append, counts, watermark):
-        def advanced(seen):
-            return protocol.marker_after_batch(
-                seen, work.range, work.commit_id, counts, watermark, {}, work.stream_ids
-            )
+class _OtherJudge(TableCommitter):
+    """Looks at the table in another way after an attempt to commit files."""
 
-        def look(seen):
-            return self.look(seen, advanced(view), view)
-
-        settled = retry.commit_with_retries(
-            self._tables, name, view, advanced, append, retry.backoff, look=look
-        )
-        self._raise_unless_landed(name, settled)
-        return settled.attempts
+    def _commit(self, name, planned, step):
+        if isinstance(step, BatchStep):
+            step = self.judged(step)
+        return super()._commit(name, planned, step)
 
 
-class _NeverLooks(_OtherLook):
-    def look(self, seen, tried, planned):
-        return CommitOutcome.AGAIN
+class _NeverLooks(_OtherJudge):
+    def judged(self, step):
+        return _judging(step, lambda seen, tried, planned: CommitOutcome.AGAIN)
 
 
-class _KeepsFiles(_OtherLook):
-    def look(self, seen, tried, planned):
-        outcome = protocol.outcome_of_commit(seen, tried, planned)
-        return CommitOutcome.AGAIN if outcome is CommitOutcome.RESTAGE else outcome
+class _KeepsFiles(_OtherJudge):
+    def judged(self, step):
+        def judge(seen, tried, planned):
+            outcome = step.judge(seen, tried, planned)
+            return CommitOutcome.AGAIN if outcome is CommitOutcome.RESTAGE else outcome
+
+        return _judging(step, judge)
+
+
+def _judging(step, judge):
+    return SimpleNamespace(files=step.files, marker=step.marker, judge=judge)
 
 
 class NeverStagesAgain(Run):
     """Files for the old columns are committed to a table that has new ones."""
 
-    landing_type = _KeepsFiles
+    committer_type = _KeepsFiles
 
 
 class NeverLooksAgain(Run):
     """Whatever is not a plain yes counts as not applied, and is done again."""
 
-    landing_type = _NeverLooks
+    committer_type = _NeverLooks
 
 
-class _RowsFirst(TableCommitter):
-    def commit_batch(self, work, report, stage_seconds):
-        aside, report.quarantine_files = report.quarantine_files, ()
-        try:
-            if not super().commit_batch(work, report, stage_seconds):
-                return False
-        finally:
-            report.quarantine_files = aside
-        if not aside:
-            return True
-        rows = AddedFiles(
-            [file.content_json for file in aside], sum(file.records for file in aside)
-        )
-        name, counts = f"{work.table.name}__quarantine", table_commits.Counts(landed=rows.records)
-        return self._commit_files(name, work.quarantine, work, rows, counts, None) is not None
+class _RowsFirst(BatchCommitter):
+    def commit(self, batch, report, stage_seconds, deletes=()):
+        bad = report.staged.quarantine_files
+        rows = replace(report, staged=replace(report.staged, quarantine_files=()))
+        if not super().commit(batch, rows, stage_seconds, deletes):
+            return False
+        return not bad or self._commit_quarantine(batch, bad, None)
 
 
 class RowsBeforeQuarantine(Run):
     """The table's marker passes bad records that are nowhere yet."""
 
-    landing_type = _RowsFirst
+    batch_committer_type = _RowsFirst
 
 
 class _StaleClaim(TableCommitter):
-    def claim_table(self, name, view, start):
-        allowed = protocol.claim_outcome(view, self.claim)
-        if allowed is not CommitOutcome.AGAIN:
-            raise table_commits.refusal(name, allowed.value, view)
-        mine = protocol.marker_of_claim(
-            view, self.claim, table_commits.uuid.uuid4().hex, start.positions, start.stream_ids, {}
-        )
+    def _commit(self, name, planned, step):
+        if isinstance(step, ClaimStep):
+            first = step.marker(planned)
 
-        def claimed(seen):
-            return replace(mine, snapshot_sequence=seen.last_sequence + 1)
+            def marker(state):
+                return replace(first, snapshot_sequence=state.last_sequence + 1)
 
-        def still_ours(seen):
-            return protocol.claim_outcome(seen, self.claim)
-
-        settled = retry.commit_with_retries(
-            self._tables, name, view, claimed, AddedFiles(), retry.backoff, look=still_ours
-        )
-        self._raise_unless_landed(name, settled)
-        return self._tables.load(name)
+            step = SimpleNamespace(files=step.files, marker=marker, judge=step.judge)
+        return super()._commit(name, planned, step)
 
 
 class ClaimsFromTheFirstLook(Run):
     """A claim that is tried again takes back what the run before has committed since."""
 
-    landing_type = _StaleClaim
+    committer_type = _StaleClaim
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────
 
 
+class _ByNumber(Tables):
+    def judge(self, table, state, table_range, ids):
+        plan = super().judge(table, state, table_range, ids)
+        if plan.verdict not in (BatchVerdict.COMMIT, BatchVerdict.SKIP, BatchVerdict.GAP):
+            return plan
+        done = state.marker.sequence > self.run.batches
+        return BatchPlan(BatchVerdict.SKIP if done else BatchVerdict.COMMIT, table_range.start)
+
+
 class CountsBatches(Run):
     """A batch is known by its number; the count begins anew when the checkpoint is lost."""
 
-    def judge(self, view, own, table, ids):
-        plan = super().judge(view, own, table, ids)
-        if plan.verdict not in (BatchVerdict.COMMIT, BatchVerdict.SKIP, BatchVerdict.GAP):
-            return plan
-        done = view.marker.sequence > self.batches + 1
-        return BatchPlan(BatchVerdict.SKIP if done else BatchVerdict.COMMIT, own.start)
+    tables_type = _ByNumber
+
+
+class _AnyOrder(Tables):
+    def _in_claim_order(self, names):
+        return sorted(names, key=lambda name: self.run.world.random())
 
 
 class ClaimsInAnyOrder(Run):
     """Two that start together can each take a table from the other, and both give up."""
 
-    def claim_order(self, names):
-        return sorted(names, key=lambda name: self.world.random())
+    tables_type = _AnyOrder
+
+
+class _Whole(Job):
+    def floors(self, part):
+        return part.range.start
 
 
 class DoesNotTrim(Run):
     """A range that overlaps the marker is committed whole."""
 
-    def floors(self, work):
-        return work.range.start
+    job_type = _Whole
 
 
 class _OwnsAll(TableCommitter):
-    def owns(self, view):
-        return view.marker is not None
+    def owns(self, state):
+        return state.marker is not None
+
+
+class _ByTheMarker(Tables):
+    def judge(self, table, state, table_range, ids):
+        mark = state.marker
+        own = self._committer.claim
+        claim = replace(own, generation=mark.generation, run_id=mark.run_id)
+        return protocol.plan_batch(state, claim, table_range, table.consumed, ids)
 
 
 class IgnoresNewerRuns(Run):
     """Plans by the marker, whoever owns it."""
 
-    landing_type = _OwnsAll
+    committer_type = _OwnsAll
+    tables_type = _ByTheMarker
 
-    def judge(self, view, own, table, ids):
-        mark = view.marker
-        claim = replace(self.landing.claim, generation=mark.generation, run_id=mark.run_id)
-        return protocol.plan_batch(view, claim, own, table.consumed, ids)
+
+class _NoGaps(Tables):
+    def judge(self, table, state, table_range, ids):
+        plan = super().judge(table, state, table_range, ids)
+        if plan.verdict is BatchVerdict.GAP:
+            return replace(plan, verdict=BatchVerdict.COMMIT)
+        return plan
 
 
 class IgnoresGaps(Run):
     """Records that the source leaves out are passed in silence."""
 
-    def judge(self, view, own, table, ids):
-        plan = super().judge(view, own, table, ids)
-        return (
-            replace(plan, verdict=BatchVerdict.COMMIT) if plan.verdict is BatchVerdict.GAP else plan
-        )
+    tables_type = _NoGaps
+
+
+class _NoIdentity(Tables):
+    def judge(self, table, state, table_range, ids):
+        return super().judge(table, state, table_range, {})
+
+    def refuse_recreated_streams(self, batches):
+        pass
 
 
 class IgnoresIdentity(Run):
     """A topic that was created again is taken for the old one."""
 
-    def judge(self, view, own, table, ids):
-        return super().judge(view, own, table, {})
+    tables_type = _NoIdentity
 
-    def same_streams(self, due):
-        pass
+
+class _Furthest(Tables):
+    def _first_positions(self, committed):
+        return max_positions(*committed)
 
 
 class BeginsAtTheFurthest(Run):
     """Tables that are behind find a gap, at every start."""
 
-    def begin(self, positions):
-        return max_positions(*positions)
+    tables_type = _Furthest
+
+
+class _Forgetful(Tables):
+    def note_consumed(self, batch, routes):
+        pass
 
 
 class ForgetsQuietRanges(Run):
     """A range without rows is forgotten, so the next one looks like a gap."""
 
-    def move_on(self, table, batch, routes):
-        return
-        yield
+    tables_type = _Forgetful
 
 
 # name → the variant, and what the rules have to say about it

@@ -9,22 +9,28 @@ from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.errors import Unreachable
 from icestream.tables.commits import summary
 from icestream.tables.marker import Marker
+from icestream.tables.metadata import Metadata
 
 from . import rules
 
 FATES = ("ok", "lost", "5xx after", "5xx before", "delayed", "replayed", "409")
 MEDDLING = ("rolled back", "history dropped", "created again")
-_DOCUMENT = {"location": "nowhere"}
+_METADATA = Metadata(
+    {
+        "location": "nowhere",
+        "current-schema-id": 0,
+        "schemas": [{"schema-id": 0, "fields": []}],
+    }
+)
 
 
 class Base:
     """The metadata that a commit compares against."""
 
-    __slots__ = ("document", "version")
+    __slots__ = ("version",)
 
     def __init__(self, version):
         self.version = version
-        self.document = _DOCUMENT
 
 
 class Snapshot:
@@ -171,6 +177,7 @@ class World:
             last_sequence=table.last_sequence,
             schema_id=table.schema_id,
             base=Base(table.version),
+            metadata=_METADATA,
         )
 
     def commit(self, request):

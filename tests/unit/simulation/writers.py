@@ -1,158 +1,240 @@
-"""The simulated runs: what Pipeline does, around the real TableCommitter and the real protocol.
+"""The simulated runs: the real Pipeline, on a simulated source, catalog and Spark job.
 
-A run is a generator that yields one request at a time; whatever the rest of the world does happens
-between the request and the next step of the run.
+A run gives way to the scheduler at each request to the catalog and between its steps; whatever the
+rest of the world does happens then.
 """
 
 from types import SimpleNamespace
 
-from icestream.batch.run_tables import RunTable
-from icestream.batch.table_batch import TableBatch
+from icestream.batch.commit_batch import BatchCommitter
+from icestream.batch.job import StagedBatch
+from icestream.batch.report import RecordStats, StagedChanges, TaskReport, TaskRequests
+from icestream.batch.run_tables import RunTables
+from icestream.batch.table_modes import AppendMode
 from icestream.commit import protocol
-from icestream.commit.protocol import BatchVerdict, Claim
-from icestream.commit.refusals import refusal
+from icestream.commit.protocol import Claim
 from icestream.commit.table_commits import TableCommitter
-from icestream.commit.table_state import located_marker
-from icestream.errors import GaveUp, IcestreamError
-from icestream.positions import PositionRange, max_positions, min_positions
-from icestream.sources import StartPositions
+from icestream.config.route import Route
+from icestream.pipeline import Pipeline
+from icestream.positions import PositionRange
+from icestream.tables.design import TableDesign
+from icestream.tables.marker import Counts
 
-from .port import Port, together
+from .port import Port, Task, Together, ask
 from .rules import quarantine
 
-_ROUNDS = 6
+_RULE = SimpleNamespace()  # of every table; nobody looks into it
 
 
 class _File:
     """A staged file: its name, its rows as bits, and the schema that it was written for."""
 
-    __slots__ = ("bytes", "content_json", "records")
-    path = ""
+    __slots__ = ("bytes", "content_json", "path", "records")
 
     def __init__(self, name, rows, schema_id):
         self.content_json = (name, rows, schema_id)
         self.records = rows.bit_count()
         self.bytes = 0
+        self.path = ""
 
 
-class _Report:
-    """What staging says of one table; the fields of `task.Report` that are looked at."""
+class _Pipeline(Pipeline):
+    """The real one; what Spark would log of its batches is told by the run."""
 
-    __slots__ = ("dropped", "files", "landed", "quarantine_files", "quarantined", "wants")
-    newest_by_partition: dict = {}  # noqa: RUF012 (never written to)
-    oldest = None
+    batch = None
 
-    def __init__(self, landed, quarantined, dropped, files, quarantine_files, wants):
-        self.landed = landed
-        self.quarantined = quarantined
-        self.dropped = dropped
-        self.files = files
-        self.quarantine_files = quarantine_files
-        self.wants = wants
+    def _batch_range(self, batch_id):
+        return self.batch
 
-    @property
-    def read(self):
-        return self.landed + self.quarantined + self.dropped
+
+class Router:
+    """Rules with placeholders: tables of the topics that are there, and those of earlier runs."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def route(self, topic):
+        return Route(self.source.routes[topic], _RULE)
+
+    def forgotten(self, topic):
+        return False
+
+    def fixed(self):
+        return []
+
+    def owner(self, name):
+        return _RULE if name in self.source.tables else None
+
+    def reaches(self, namespace):
+        return True
+
+
+class Tables(RunTables):
+    """The real ones; they say what they are at."""
+
+    def __init__(self, run, *arguments):
+        super().__init__(*arguments)
+        self.run = run
+        self._router = Router(run.source)
+
+    def claim(self, run_id, accept_loss):
+        self.run.phase = "open"
+        return super().claim(run_id, accept_loss)
+
+    def _start_of_table(self, name, start):
+        self.run.phase = "claim" if self.run.phase == "open" else self.run.phase
+        return super()._start_of_table(name, start)
+
+    def routes(self, batch):
+        before = set(self._tables)
+        routes = super().routes(batch)
+        self.run.world.seen["table claimed in mid-run"] += len(set(self._tables) - before)
+        return routes
+
+    def plan(self, batch, routes):
+        self.run.phase = "plan"
+        return super().plan(batch, routes)
+
+    def _judge(self, table, state, table_range, ids):
+        plan = self.judge(table, state, table_range, ids)
+        world = self.run.world
+        world.seen[f"plan {plan.verdict.value}"] += 1
+        if world.trace is not None:
+            name, verdict = self.run.run_id, plan.verdict.value
+            world.say(f"    {name} plans {table.name}: {verdict} {table_range.stop}")
+        return plan
+
+    def judge(self, table, state, table_range, ids):
+        return super()._judge(table, state, table_range, ids)
+
+    def note_consumed(self, batch, routes):
+        hour, random = 3601, self.run.world.random
+        for table in self:
+            if not self.run.world.calm and random() < 0.15:
+                table.marker_written_at -= hour
+        super().note_consumed(batch, routes)
+
+    def commit_consumed(self, table):
+        self.run.phase = "advance"
+        super().commit_consumed(table)
+
+
+class Job:
+    """Stages what the source has: trims by the floors, splits good records from bad ones."""
+
+    def __init__(self, run):
+        self.run = run
+        self.source = run.source
+
+    def run_batch(self, due):
+        self.run.phase = "stage"
+        reports = {part.name: self.stage(part) for part in due}
+        ask(None)
+        self.run.phase = "land"
+        return StagedBatch(reports, 0.0)
+
+    def stage(self, part):
+        read, name, stop = self.source.read, part.name, part.range.stop
+        floors = self.floors(part)
+        good = read("good", name, floors, stop)
+        bad = read("bad", name, floors, stop)
+        dropped = read("dropped", name, floors, stop).bit_count()
+        fresh = 0
+        if part.quarantine and bad:
+            trims = protocol.quarantine_floors(part.quarantine, part.range)
+            fresh = bad & read("bad", name, trims, stop)
+        counts = Counts(good.bit_count(), bad.bit_count(), dropped)
+        return TaskReport(
+            counts,
+            RecordStats(records=counts.read),
+            StagedChanges(
+                files=self.files(good, part.state),
+                quarantine_files=self.files(fresh, part.quarantine),
+            ),
+            TaskRequests(needs_quarantine=bool(bad) and not part.quarantine),
+        )
+
+    def floors(self, part):
+        return part.plan.floors
+
+    def files(self, rows, state):
+        return (_File(next(self.run.world.objects), rows, state.schema_id),) if rows else ()
 
 
 class Run:
     """One run of one pipeline, from its claim to its end."""
 
-    landing_type = TableCommitter
+    committer_type = TableCommitter
+    batch_committer_type = BatchCommitter
+    tables_type = Tables
+    job_type = Job
 
     def __init__(self, world, pipeline, run_id):
         self.world = world
         self.source = world.sources[pipeline]
         self.pipeline = pipeline
         self.run_id = run_id
-        self.heard = []
-        self.port = Port(self)
-        bus = SimpleNamespace(emit=self.heard.append)
-        self.landing = self.landing_type(self.port, self.source, bus, Claim(pipeline, 0, run_id))
-        self.tables = {}
         self.position = {}
         self.batches = 0
         self.phase = "open"
         self.skips = self.skipped = False  # whether the source leaves something out
         self.target = None  # the table that it is busy with
         self.asleep = 0
-        self.life = self.live()
-        self.answer = None
         self._ids = 0
+        port = Port(self)
+        bus = SimpleNamespace(emit=self.hear)
+        config = SimpleNamespace(name=pipeline, tables=(), source=SimpleNamespace(start=None))
+        committer = self.committer_type(port, self.source, bus, Claim(pipeline, 0, run_id))
+        self.tables = self.tables_type(
+            self,
+            config,
+            self.source,
+            port,
+            port,
+            committer,
+            lambda name, rule: TableDesign(name),
+            lambda name, rule: AppendMode(),
+            bus,
+        )
+        job = self.job_type(self)
+        self.real = _Pipeline(
+            name=pipeline,
+            run_id=run_id,
+            source=self.source,
+            tables=self.tables,
+            changes=port,
+            job=SimpleNamespace(run=lambda frame, batch, due, routes, claim: job.run_batch(due)),
+            committer=committer,
+            indexes=None,
+            bus=bus,
+            commit_threads=Together(self),
+        )
+        self.real._batch_committer = self.batch_committer_type(committer, self.source, bus)
+        self.task = Task(self, self.live)
+        self.answer = ()
 
     def step(self):
         """Take the answer, work up to the next request and send it."""
-        request = self.life.send(self.answer)
-        self.answer = self.send(request) if request else None
+        request = self.task.switch(*self.answer)
+        if self.task.dead:
+            raise StopIteration
+        self.answer = (self.send(request),) if request else (None,)
 
     def live(self):
-        yield from self.open()
+        claimed = self.real.claim()
+        self.position = claimed.start
         while True:
             batch = self.next_batch()
             if batch:
-                yield from self.process(batch)
+                self.batches += 1
+                self.real.batch = batch
+                self.real.process(None, self.batches)
             elif self.world.calm or self.world.random() < 0.3:
-                yield from self.close()
+                self.real.commit_consumed()
                 return
             else:
                 self.phase = "idle"
-                yield None
-
-    # -- Pipeline.open -------------------------------------------------------------------------
-
-    def open(self):
-        source = self.source
-        self.phase = "open"
-        yield from self.first_tables()
-        aside = [quarantine(name) for name, each in self.tables.items() if each.has_quarantine]
-        views = {}
-        for name in self.claim_order([*self.tables, *aside]):
-            views[name] = yield from self.load(name)
-        generation = protocol.next_generation(views.values())
-        self.landing.claim = Claim(self.pipeline, generation, self.run_id)
-        start = StartPositions({})
-        if any(view.marker is None for name, view in views.items() if name in self.tables):
-            start = source.resolve_start()
-        self.phase = "claim"
-        for name, view in views.items():
-            share = self.share_of_start(name, start)
-            views[name] = yield from self.asking(self.landing.claim_table, name, view, share)
-        self.position = self.begin(
-            [located_marker(views[name]).marker.positions for name in self.tables]
-        )
-
-    def first_tables(self):
-        """Tables of known topics, and those that an earlier run made."""
-        found = {self.source.routes[topic] for topic in self.source.appeared}
-        for name in self.source.tables:
-            if name not in found and name in self.world.tables:
-                view = yield from self.load(name)
-                if view.marker:
-                    found.add(name)
-        for name in sorted(found):
-            self.add(name)
-
-    def add(self, name):
-        self.world.create(name)
-        has_quarantine = quarantine(name) in self.world.tables
-        self.tables[name] = RunTable(name, None, None, has_quarantine)
-
-    def claim_order(self, names):
-        return sorted(names)
-
-    def begin(self, positions):
-        return min_positions(*positions)
-
-    def share_of_start(self, name, start):
-        if name not in self.tables:
-            return StartPositions({})
-        streams = self.source.streams_of(name)
-        return StartPositions(
-            {stream: at for stream, at in start.positions.items() if stream in streams},
-            {stream: one for stream, one in start.stream_ids.items() if stream in streams},
-        )
-
-    # -- Pipeline.process ----------------------------------------------------------------------
+                ask(None)
 
     def next_batch(self):
         """What Spark would plan: a few records further in some partitions, or nothing."""
@@ -177,140 +259,6 @@ class Run:
         self.position = stop
         return PositionRange(start, stop)
 
-    def process(self, batch):
-        self.batches += 1
-        self.phase = "plan"
-        routes = yield from self.routes(batch)
-        for _ in range(_ROUNDS):
-            ids = self.source.stream_ids(batch.stop)
-            works = []
-            for name in sorted(set(routes.values())):
-                works.append((yield from self.plan(self.tables[name], batch, routes, ids)))
-            due = [work for work in works if work.plan.verdict is BatchVerdict.COMMIT]
-            if not due or (yield from self.finish(due)):
-                break
-            self.phase = "plan"
-        else:
-            raise GaveUp("planned too often")
-        for table in self.tables.values():
-            yield from self.move_on(table, batch, routes)
-
-    def routes(self, batch):
-        """Topic → table; tables seen for the first time are made and claimed."""
-        routes = {}
-        for topic in self.source.topics(batch):
-            name = routes[topic] = self.source.routes[topic]
-            if name not in self.tables:
-                self.add(name)
-                self.world.seen["table claimed in mid-run"] += 1
-                begin = StartPositions(batch.start, self.source.stream_ids(batch.start))
-                view = yield from self.load(name)
-                share = self.share_of_start(name, begin)
-                yield from self.asking(self.landing.claim_table, name, view, share)
-        return routes
-
-    def plan(self, table, batch, routes, ids):
-        own = self.share(table.name, batch, routes)
-        view = yield from self.load(table.name)
-        plan = self.judge(view, own, table, ids)
-        self.world.seen[f"plan {plan.verdict.value}"] += 1
-        if self.world.trace is not None:
-            self.world.say(f"    {self.run_id} plans {table.name}: {plan.verdict.value} {own.stop}")
-        if plan.verdict not in (BatchVerdict.COMMIT, BatchVerdict.SKIP):
-            raise refusal(table.name, plan.verdict.value, view, plan.gaps)
-        aside = None
-        if table.has_quarantine:
-            name = quarantine(table.name)
-            aside = yield from self.load(name)
-            if not self.landing.owns(aside):
-                aside = yield from self.asking(
-                    self.landing.claim_table, name, aside, StartPositions({})
-                )
-        return TableBatch(table, own, view, plan, aside, self.new_id(), ids)
-
-    def judge(self, view, own, table, ids):
-        return protocol.plan_batch(view, self.landing.claim, own, table.consumed, ids)
-
-    def finish(self, due):
-        """Stage, prepare and land; False: plan again."""
-        self.phase = "stage"
-        reports = [self.stage(work) for work in due]
-        yield None
-        again = False
-        for work, report in zip(due, reports, strict=True):
-            if report.wants:
-                self.world.create(quarantine(work.table.name), work.table.name)
-                work.table.has_quarantine = again = True
-        if again:
-            return False
-        self.same_streams(due)
-        self.phase = "land"
-        lands = [
-            self.asking(self.landing.commit_batch, work, report, 0.0)
-            for work, report in zip(due, reports, strict=True)
-        ]
-        done = yield from together(lands, self.world.random)
-        self.world.seen["settled restage"] += done.count(False)
-        return all(done)
-
-    def stage(self, work):
-        """Trim by the floors and split good records from bad ones."""
-        read, name, stop = self.source.read, work.table.name, work.range.stop
-        floors = self.floors(work)
-        good = read("good", name, floors, stop)
-        bad = read("bad", name, floors, stop)
-        dropped = read("dropped", name, floors, stop).bit_count()
-        fresh = 0
-        if work.quarantine and bad:
-            trims = protocol.quarantine_floors(work.quarantine, work.range)
-            fresh = bad & read("bad", name, trims, stop)
-        return _Report(
-            good.bit_count(),
-            bad.bit_count(),
-            dropped,
-            self.files(good, work.state),
-            self.files(fresh, work.quarantine),
-            bool(bad) and not work.quarantine,
-        )
-
-    def floors(self, work):
-        return work.plan.floors
-
-    def files(self, rows, view):
-        return (_File(next(self.world.objects), rows, view.schema_id),) if rows else ()
-
-    def same_streams(self, due):
-        before = {}
-        for work in due:
-            ids = {**work.state.marker.stream_ids, **work.stream_ids}
-            before |= {stream: one for stream, one in ids.items() if stream in work.range.stop}
-        if self.source.stream_ids(before) != before:
-            raise refusal(due[0].table.name, "incarnation", due[0].state)
-
-    def move_on(self, table, batch, routes):
-        own = self.share(table.name, batch, routes)
-        table.consumed = max_positions(table.consumed, own.stop)
-        if not self.world.calm and self.world.random() < 0.15:  # an hour has passed
-            yield from self.advance(table)
-
-    def close(self):
-        for table in self.tables.values():
-            yield from self.advance(table)
-
-    def advance(self, table):
-        self.phase = "advance"
-        yield from self.asking(self.landing.commit_consumed, table)
-
-    def share(self, name, batch, routes):
-        source = self.source
-        streams = {source.stream_of(topic) for topic, table in routes.items() if table == name}
-        if source.shared:
-            streams = {"ledger"}
-        return PositionRange(
-            {stream: at for stream, at in batch.start.items() if stream in streams},
-            {stream: at for stream, at in batch.stop.items() if stream in streams},
-        )
-
     # -- asking the world ----------------------------------------------------------------------
 
     def undisturbed(self, request):
@@ -327,27 +275,15 @@ class Run:
         self.target = request.name
         return self.world.commit(request)
 
-    def load(self, name):
-        answer = self.send(name) if self.undisturbed(name) else (yield name)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def keeps_bad_records_of(self, name):
+        """The table that a quarantine belongs to."""
+        table = name.removesuffix(quarantine(""))
+        return table if table != name else None
 
-    def asking(self, call, *arguments):
-        """One call of TableCommitter, with others in between."""
-        try:
-            result = yield from self.port.asking(self.new_id(), call, *arguments)
-        except IcestreamError:
-            self.count_outcomes()
-            raise
-        self.count_outcomes()
-        return result
-
-    def count_outcomes(self):
-        """Of commits that were no plain yes; TableCommitter tells of them."""
-        for event in self.heard:
-            if hasattr(event, "outcome"):
-                self.world.seen[f"settled {event.outcome}"] += 1
+    def hear(self, event):
+        """Count what became of commits that were no plain yes."""
+        if hasattr(event, "outcome"):
+            self.world.seen[f"settled {event.outcome}"] += 1
 
     def new_id(self):
         self._ids += 1

@@ -18,7 +18,16 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, LongType, NestedField, StringType
 
-from icestream.formats import DELETE, IGNORE, UPSERT, DecodedBatch, RowChanges, duck, reasons
+from icestream.formats import (
+    DELETE,
+    IGNORE,
+    UPSERT,
+    DecodedBatch,
+    Format,
+    RowChanges,
+    duck,
+    reasons,
+)
 from icestream.formats.debezium import connect, keys, position
 from icestream.formats.debezium.connect import ConnectType, Unit
 from icestream.formats.debezium.envelope import EventBatch, events
@@ -38,7 +47,7 @@ _UNITS: tuple[Unit, ...] = ("ms", "us", "ns")
 
 
 @dataclass(frozen=True)
-class DebeziumFormat:
+class DebeziumFormat(Format):
     """Change events in JSON: with or without embedded schemas, whole or flattened."""
 
     flattened: bool | None = None
@@ -48,9 +57,6 @@ class DebeziumFormat:
     unavailable_value_placeholder: str = "__debezium_unavailable_value"
 
     log_columns: ClassVar[Mapping[str, IcebergType]] = {"__op": StringType()}
-
-    def default_schema(self) -> None:
-        """Events say what their columns are, if anything does."""
 
     def envelope_field(self, path: str) -> NestedField | None:
         """Give the column that `decode` fills with a field of the source: `source.lsn`."""

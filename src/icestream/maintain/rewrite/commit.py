@@ -1,29 +1,24 @@
 """The commit of a rewrite, between two batches, from exactly the base it looked at."""
 
-import random
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from icestream.commit.java_catalog import IcebergTables
-from icestream.commit.port import CommitFailed, InputsReplaced, ReplacedFiles
+from icestream.commit import retry
+from icestream.commit.port import CommitFailed, InputsReplaced, ReplacedFiles, RewriteCatalog
+from icestream.commit.protocol import CommitOutcome
 from icestream.commit.table_state import TableState
-from icestream.errors import Unreachable
 from icestream.failpoints import failpoint
 from icestream.index.rewrite_update import RewriteIndexUpdate
 from icestream.maintain.action import GaveWay
 from icestream.maintain.gate import GateClosed
 from icestream.maintain.rewrite.task_runner import Cancelled
-from icestream.tables.commits import rewrites_among
 from icestream.write.staged import discard
 from icestream.write.target import StagedFile
 
 if TYPE_CHECKING:
-    from icestream.batch.mirrors import Mirrors
-
-ATTEMPTS = 10
+    from icestream.upsert.indexes import KeyIndexes
 
 
 class CommitGate(Protocol):
@@ -51,15 +46,15 @@ class StagedRewrite(Protocol):
     name: str
     planned: TableState
 
-    def catch_up(self, view: TableState) -> None:
+    def catch_up(self, state: TableState) -> None:
         """Look at what came since, without the stream having to wait; raises GiveWay."""
         ...
 
-    def is_nearly_current(self, view: TableState) -> bool:
+    def is_nearly_current(self, state: TableState) -> bool:
         """Whether little enough came since the last look to read it while the stream waits."""
         ...
 
-    def next_attempt(self, view: TableState) -> RewriteAttempt:
+    def next_attempt(self, state: TableState) -> RewriteAttempt:
         """What to commit from this base; raises GiveWay."""
         ...
 
@@ -70,112 +65,107 @@ class StagedRewrite(Protocol):
 
 @dataclass(frozen=True)
 class RewriteCommitter:
-    """What commits go through."""
+    """Commits staged rewrites: one attempt per base, in the window between two batches."""
 
-    tables: IcebergTables
-    mirrors: "Mirrors | None"
-    turns: CommitGate | None
+    tables: RewriteCatalog
+    indexes: "KeyIndexes | None"
+    gate: CommitGate | None
 
-    def commit(self, offer: StagedRewrite, stopped: Callable[[], bool]) -> int:
-        """Commit once per base until it is in; → attempts. Raises GiveWay, Cancelled, NoTurn."""
-        tries: list[RewriteAttempt] = []  # that may be in the table, or come to be
-        landed: RewriteAttempt | None = None
-        hopeless, reason = False, None
+    def commit(self, staged: StagedRewrite, stopped: Callable[[], bool]) -> int:
+        """Commit once per base until it is in; returns the attempts.
+
+        Raises GaveWay, Cancelled or GateClosed.
+        """
+        attempts = _RewriteAttempts(self.tables, self.indexes, self.gate, staged, stopped)
+        hopeless = False
         try:
-            for attempt in range(1, ATTEMPTS + 1):
-                if stopped():
-                    raise Cancelled
-                offer.catch_up(
-                    _refuse_unless_descendant(self.tables.load(offer.name), offer.planned)
-                )
-                before = len(tries)
-                view, reason = self._attempt(offer, tries)
-                if len(tries) == before:
-                    continue  # too much came before its turn
-                if reason is None:
-                    landed = tries[-1]
-                    return attempt
-                seen = self._reload(offer.name, attempt)
-                landed = _landed_attempt(seen, tries)
-                if landed is not None:
-                    return attempt
-                if seen is not None and _current_snapshot(seen) != _current_snapshot(view):
-                    for each in tries:  # their base is history: whatever is under way is refused
-                        self._discard_attempt(offer.name, each)
-                    tries = []
-                _backoff(attempt)
-            raise GaveWay(f"{ATTEMPTS} attempts, the last one: {reason or 'much had come'}")
+            result = retry.commit_with_retries(self.tables, attempts, staged.planned, retry.backoff)
+            if result.outcome is CommitOutcome.LANDED:
+                return result.attempts
+            raise GaveWay(f"{result.attempts} attempts, the last one: {result.reason}")
         except (GaveWay, Cancelled, GateClosed):
-            hopeless = not tries
+            hopeless = not attempts.open
             raise
         finally:
-            offer.clean_up(landed, hopeless)
+            staged.clean_up(attempts.landed, hopeless)
 
-    def _attempt(
-        self, offer: StagedRewrite, tries: list[RewriteAttempt]
-    ) -> tuple[TableState, str | None]:
-        """One attempt in a turn, added to `tries`; → its base, and why it failed if it did."""
-        name = offer.name
-        with self.turns.commit_window(name) if self.turns else nullcontext():
-            view = _refuse_unless_descendant(self.tables.load(name), offer.planned)
-            if not offer.is_nearly_current(view):
-                return view, None
-            made = offer.next_attempt(view)
-            if self.mirrors and made.move:
-                self.mirrors.announce_rewrite(name, made.move)
-            tries.append(made)  # before anything can happen to it
+
+class _RewriteAttempts:
+    """The attempts of one rewrite, for `commit_with_retries`."""
+
+    def __init__(
+        self,
+        tables: RewriteCatalog,
+        indexes: "KeyIndexes | None",
+        gate: CommitGate | None,
+        staged: StagedRewrite,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.name = staged.name
+        self.open: list[RewriteAttempt] = []  # that may be in the table, or come to be
+        self.landed: RewriteAttempt | None = None
+        self._tables = tables
+        self._indexes = indexes
+        self._gate = gate
+        self._staged = staged
+        self._stopped = stopped
+        self._base: int | None = None  # snapshot that the last attempt was made from
+
+    def try_once(self, state: TableState) -> None:
+        """Catch up beside the stream, then one compare-and-set while it waits."""
+        if self._stopped():
+            raise Cancelled
+        self._staged.catch_up(self._descendant())
+        with self._gate.commit_window(self.name) if self._gate else nullcontext():
+            state = self._descendant()
+            if not self._staged.is_nearly_current(state):
+                raise CommitFailed("much had come")
+            attempt = self._staged.next_attempt(state)
+            self._base = _current_snapshot(state)
+            if self._indexes and attempt.move:
+                self._indexes.announce_rewrite(self.name, attempt.move)
+            self.open.append(attempt)  # before anything can happen to it
             try:
-                self.tables.commit_rewrite(name, view.base, made.replace)
+                self._tables.commit_rewrite(self.name, state.base, attempt.replace)
             except InputsReplaced as failure:
-                tries.remove(made)
-                self._discard_attempt(name, made)
+                self.open.remove(attempt)
+                self._discard(attempt)
                 raise GaveWay(f"somebody else replaced its files: {failure}") from None
-            except CommitFailed as failure:
-                return view, str(failure)
             failpoint("rewrite-committed")
-            return view, None
+            self.landed = attempt
 
-    def _discard_attempt(self, name: str, made: RewriteAttempt) -> None:
-        if self.mirrors and made.move:
-            self.mirrors.withdraw_rewrite(name, made.move.rewrite_id)
-        discard(made.files)
+    def judge(self, seen: TableState) -> CommitOutcome:
+        """Whether an attempt is in though nobody said so."""
+        ids = set(seen.metadata.rewrites(seen.snapshot_ids).values())
+        self.landed = next((each for each in self.open if each.replace.rewrite_id in ids), None)
+        if self.landed is not None:
+            return CommitOutcome.LANDED
+        if _current_snapshot(seen) != self._base:
+            for attempt in self.open:  # their base is history: what is under way is refused
+                self._discard(attempt)
+            self.open = []
+        return CommitOutcome.AGAIN
 
-    def _reload(self, name: str, attempt: int) -> TableState | None:
-        while True:
-            try:
-                return self.tables.load(name)
-            except Unreachable:
-                if attempt >= ATTEMPTS:
-                    return None
-                _backoff(attempt)
-                attempt += 1
+    def _descendant(self) -> TableState:
+        return _refuse_unless_descendant(self._tables.load(self.name), self._staged.planned)
+
+    def _discard(self, attempt: RewriteAttempt) -> None:
+        if self._indexes and attempt.move:
+            self._indexes.withdraw_rewrite(self.name, attempt.move.rewrite_id)
+        discard(attempt.files)
 
 
-def _refuse_unless_descendant(view: TableState, planned: TableState) -> TableState:
+def _refuse_unless_descendant(state: TableState, planned: TableState) -> TableState:
     """Refuse a table whose history no longer goes through what was planned from."""
     then = planned.ancestors[0]
-    if view.uuid == planned.uuid and view.ancestors:
-        if any(each.snapshot_id == then.snapshot_id for each in view.ancestors):
-            return view
-        oldest = view.ancestors[-1]  # what was planned from may be expired by now, but not passed
+    if state.uuid == planned.uuid and state.ancestors:
+        if any(each.snapshot_id == then.snapshot_id for each in state.ancestors):
+            return state
+        oldest = state.ancestors[-1]  # what was planned from may be expired by now, but not passed
         if oldest.parent_id is not None and oldest.sequence_number > then.sequence_number:
-            return view
+            return state
     raise GaveWay("the table was moved back or replaced")
 
 
-def _landed_attempt(
-    view: TableState | None, tries: Sequence[RewriteAttempt]
-) -> RewriteAttempt | None:
-    """The attempt that is in the table though nobody said so."""
-    if view is None:
-        return None
-    ids = set(rewrites_among(view.base.document, view.snapshot_ids).values())
-    return next((each for each in tries if each.replace.rewrite_id in ids), None)
-
-
-def _current_snapshot(view: TableState) -> int | None:
-    return view.ancestors[0].snapshot_id if view.ancestors else None
-
-
-def _backoff(attempt: int) -> None:
-    time.sleep(random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2**attempt))  # noqa: S311
+def _current_snapshot(state: TableState) -> int | None:
+    return state.ancestors[0].snapshot_id if state.ancestors else None

@@ -37,7 +37,7 @@ class RewritePlan:
     """What is rewritten, as it was seen."""
 
     name: str
-    view: TableState
+    state: TableState
     listed: SnapshotFiles
     inputs: tuple[FileEntry, ...]  # in the order in which they were written
     place: PartitionKey
@@ -64,7 +64,7 @@ class DataFileRewrite:
     """New data files on their way into the table."""
 
     def __init__(self, plan: RewritePlan, files: SnapshotFileLister, staged: RewriteReport) -> None:
-        self.name, self.planned = plan.name, plan.view
+        self.name, self.planned = plan.name, plan.state
         self.staged = staged
         self._plan = plan
         self._files = files
@@ -81,20 +81,20 @@ class DataFileRewrite:
         self._all_runs = set(staged.runs)
         self._filtered = 0  # rows that the runs are without
 
-    def catch_up(self, view: TableState) -> None:
+    def catch_up(self, state: TableState) -> None:
         """Read the deletes that came, and take their rows out of what the index will be told."""
-        now = self._files.delete_files(view.base.document)
+        now = self._files.delete_files(state.metadata)
         self._carry.read_new_deletes(now)
         self._carry.dangling(now, carries=False)  # what it reads for that, it reads once
         self._filter_runs(self._carry.deleted_in_outputs())
 
-    def is_nearly_current(self, view: TableState) -> bool:
+    def is_nearly_current(self, state: TableState) -> bool:
         """Whether only few delete files have come since."""
-        return self._carry.unread_count(self._files.delete_files(view.base.document)) <= _FEW
+        return self._carry.unread_count(self._files.delete_files(state.metadata)) <= _FEW
 
-    def next_attempt(self, view: TableState) -> RewriteAttempt:
+    def next_attempt(self, state: TableState) -> RewriteAttempt:
         """Remove the inputs, add the outputs with deletes for what died since they were read."""
-        now = self._files.delete_files(view.base.document)
+        now = self._files.delete_files(state.metadata)
         self._carry.read_new_deletes(now)
         if gone := changed_or_missing(self.staged.files):
             raise GaveWay(f"{len(gone)} of its new files are gone: {gone[0]}")

@@ -47,14 +47,14 @@ class DeleteFileRewrite:
         self.share, self.files = share, files
         self._place = place
 
-    def catch_up(self, view: TableState) -> None:
+    def catch_up(self, state: TableState) -> None:
         """What has come since is none of its business."""
 
-    def is_nearly_current(self, view: TableState) -> bool:
+    def is_nearly_current(self, state: TableState) -> bool:
         """Always."""
         return True
 
-    def next_attempt(self, view: TableState) -> RewriteAttempt:
+    def next_attempt(self, state: TableState) -> RewriteAttempt:
         """The same for every base that still has the old ones."""
         if gone := changed_or_missing(self.files):
             raise GaveWay(f"{len(gone)} of its new files are gone: {gone[0]}")

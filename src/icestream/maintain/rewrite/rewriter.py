@@ -9,12 +9,12 @@ makes meanwhile: docs/design/rewrite.md is the why.
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from icestream.commit.java_catalog import IcebergTables
-from icestream.errors import IcestreamError
+from icestream.errors import IcestreamError, TableRefused
 from icestream.failpoints import failpoint
 from icestream.index.rewrite_update import IndexStaging
 from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup, GaveWay
@@ -28,7 +28,6 @@ from icestream.maintain.rewrite.merge import (
     is_worth_merging,
     write_merged_deletes,
 )
-from icestream.maintain.rewrite.stage import RewriteReport
 from icestream.maintain.rewrite.task_runner import Cancelled, task_runner_for
 from icestream.tables.live_files import (
     FileEntry,
@@ -36,13 +35,13 @@ from icestream.tables.live_files import (
     SnapshotFiles,
     partition_key_of,
 )
-from icestream.tables.metadata import current_schema
+from icestream.tables.metadata import Metadata
 from icestream.write.target import StageTarget, stage_target
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from icestream.batch.mirrors import Mirrors
+    from icestream.upsert.indexes import KeyIndexes
 
 TARGET_BYTES = 256 << 20
 _TARGET = "write.target-file-size-bytes"
@@ -75,10 +74,10 @@ class _RewriteTotals:
 
 
 class Rewriter:
-    """Rewrites of mirrors, one at a time.
+    """Rewrites of indexes, one at a time.
 
     `tables` should not be the stream's own: two threads would share what it knows of a table.
-    `mirrors` are those of the run in this process; without them its index follows by itself.
+    `indexes` are those of the run in this process; without them its index follows by itself.
     """
 
     def __init__(
@@ -86,15 +85,15 @@ class Rewriter:
         tables: IcebergTables,
         open_catalog: "Callable[[], Catalog]",
         spark: Any,
-        mirrors: "Mirrors | None" = None,
+        indexes: "KeyIndexes | None" = None,
         turns: CommitGate | None = None,
         target_bytes: int | None = None,
     ) -> None:
         self._tables = tables
         self._open_catalog = open_catalog
         self._job = task_runner_for(spark)
-        self._mirrors = mirrors
-        self._desk = RewriteCommitter(tables, mirrors, turns)
+        self._indexes = indexes
+        self._desk = RewriteCommitter(tables, indexes, turns)
         self._target_bytes = target_bytes
         self._files: dict[str, SnapshotFileLister] = {}
 
@@ -160,7 +159,7 @@ class Rewriter:
         if plan is None:
             return _RewriteTotals()
         what = f"icestream: rewrite {len(plan.inputs)} files of {name}"
-        staged = RewriteReport.from_json(self._job.run(plan.task, what, stopped))
+        staged = self._job.run(plan.task, what, stopped)
         failpoint("rewrite-staged")
         offer = DataFileRewrite(plan, self._file_lister(name), staged)
         attempts = self._desk.commit(offer, stopped)
@@ -174,21 +173,20 @@ class Rewriter:
 
     def _planned(self, name: str, part: Sequence[FileEntry]) -> RewritePlan | None:
         """What there is to do, of what is still live; None: nothing any more."""
-        view = self._tables.load(name)
-        document = view.base.document
-        listed = self._file_lister(name).all_files(document)
+        state = self._tables.load(name)
+        listed = self._file_lister(name).all_files(state.metadata)
         inputs = tuple(listed.data[file.path] for file in part if file.path in listed.data)
         if not inputs:
             return None
         plan = RewritePlan(
             name=name,
-            view=view,
+            state=state,
             listed=listed,
             inputs=inputs,
-            place=partition_key_of(document, inputs[0]),
-            target=self._target(document, inputs[0].spec_id),
+            place=partition_key_of(state.metadata, inputs[0]),
+            target=self._target(state.metadata, inputs[0].spec_id),
             origin=uuid.uuid4().hex,
-            shelf=self._index_staging(name, document),
+            shelf=self._index_staging(name, state.metadata),
         )
         # One file by itself, with nothing deleted in it, would come out as it is.
         return plan if len(inputs) > 1 or plan.task.deletes else None
@@ -206,17 +204,17 @@ class Rewriter:
         if held:
             yield held
 
-    def _target(self, document: Mapping[str, Any], spec_id: int) -> StageTarget:
+    def _target(self, metadata: Metadata, spec_id: int) -> StageTarget:
         """As for any batch, but under the partition spec of the inputs."""
-        target = stage_target(document, _PREFIX)
-        spec = next(each for each in document["partition-specs"] if each["spec-id"] == spec_id)
+        target = stage_target(metadata, _PREFIX)
+        spec = metadata.specs[spec_id]
         size = self._target_bytes or int(target.properties.get(_TARGET, TARGET_BYTES))
         properties = {**target.properties, _TARGET: str(size)}
         return replace(target, spec_json=json.dumps(spec), properties=properties)
 
-    def _index_staging(self, name: str, document: Mapping[str, Any]) -> IndexStaging | None:
-        shelf = self._mirrors.index_staging(name) if self._mirrors else None
-        ids = {field["id"] for field in current_schema(document)["fields"]}
+    def _index_staging(self, name: str, metadata: Metadata) -> IndexStaging | None:
+        shelf = self._indexes.index_staging(name) if self._indexes else None
+        ids = {field["id"] for field in metadata.schema["fields"]}
         return shelf if shelf and ids.issuperset(shelf.keys) else None
 
     # -- position deletes ----------------------------------------------------------------------
@@ -227,7 +225,7 @@ class Rewriter:
         wanted = [path for group in action.groups for path in group.files]
         try:
             listed = self._listed(action.table)
-        except GaveWay as reason:
+        except TableRefused as reason:
             return _RewriteTotals(), Ending.GAVE_WAY, str(reason)
         due = [share for share in delete_file_groups(listed, wanted) if is_worth_merging(share)]
         return _run_parts(
@@ -239,15 +237,14 @@ class Rewriter:
     def _merge_deletes(self, name: str, share: DeleteFileGroup, stopped: Stopped) -> _RewriteTotals:
         if stopped():
             raise Cancelled
-        view = self._tables.load(name)
-        document = view.base.document
+        state = self._tables.load(name)
         place, target = (
-            partition_key_of(document, share.deletes[0]),
-            stage_target(document, _PREFIX),
+            partition_key_of(state.metadata, share.deletes[0]),
+            stage_target(state.metadata, _PREFIX),
         )
         files = write_merged_deletes(share, place, target, uuid.uuid4().hex)
         failpoint("rewrite-staged")
-        attempts = self._desk.commit(DeleteFileRewrite(name, view, share, place, files), stopped)
+        attempts = self._desk.commit(DeleteFileRewrite(name, state, share, place, files), stopped)
         return _RewriteTotals(
             files_before=len(share.deletes),
             files_after=len(files),
@@ -259,7 +256,7 @@ class Rewriter:
     # -- for both ------------------------------------------------------------------------------
 
     def _listed(self, name: str) -> SnapshotFiles:
-        return self._file_lister(name).all_files(self._tables.load(name).base.document)
+        return self._file_lister(name).all_files(self._tables.load(name).metadata)
 
     def _file_lister(self, name: str) -> SnapshotFileLister:
         if name not in self._files:
@@ -276,7 +273,7 @@ def _run_parts(
         told(at)
         try:
             done += do(part)
-        except GaveWay as reason:
+        except (GaveWay, TableRefused) as reason:
             reasons.append(str(reason))
         except (Cancelled, GateClosed):
             return done, Ending.CANCELLED, "; ".join(reasons)

@@ -3,10 +3,9 @@
 read ▸ drop what is deleted ▸ the table's columns ▸ new data files, and entries for the key index.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from icestream.batch.report import reports_batch
+from icestream.batch.report import pack_reports
 from icestream.errors import IcestreamError, StorageFailed
 from icestream.index.entries import IndexEntries, concat_entries, row_entries
 from icestream.index.keys import key_hashes
@@ -47,17 +46,6 @@ class RewriteReport:
     dead: Mapping[str, str] = field(default_factory=dict)  # packed
     runs: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        """For the way to the driver."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> "RewriteReport":
-        """On the driver."""
-        raw = json.loads(text)
-        files = tuple(StagedFile(**each) for each in raw.pop("files"))
-        return RewriteReport(files=files, runs=tuple(raw.pop("runs")), **raw)
-
     def deleted_positions(self, path: str) -> RowPositions:
         """What was dead in an input when it was read."""
         if path in self.dead:
@@ -80,14 +68,14 @@ class RewriteTask:
         """Write the files and say what they are, or what is wrong."""
         for _ in batches:
             pass
+        result: dict[str, RewriteReport] | IcestreamError
         try:
-            told = ("rewritten", self._rewrite().to_json())
+            result = {"rewritten": self._rewrite()}
         except IcestreamError as failure:
-            told = ("", json.dumps(failure.facts()))
+            result = failure
         except OSError as failure:
-            refused = StorageFailed(f"data files cannot be rewritten: {failure}")
-            told = ("", json.dumps(refused.facts()))
-        yield reports_batch([told])
+            result = StorageFailed(f"data files cannot be rewritten: {failure}")
+        yield pack_reports(result)
 
     def _rewrite(self) -> RewriteReport:
         dead = deleted_in(self.inputs, self.deletes)

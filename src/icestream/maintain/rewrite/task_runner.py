@@ -5,11 +5,7 @@ would be one less for the stream, and its worker as important as the stream's ow
 is a task of Spark's like any other, where the files are near.
 """
 
-import json
 import os
-import pickle
-import select
-import struct
 import subprocess
 import sys
 import time
@@ -18,12 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
-from typing import IO, Any, Protocol
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
-from icestream.errors import GaveUp, IcestreamError
-from icestream.spark.types import report_type
+from icestream.batch.report import unpack_report
+from icestream.errors import GaveUp
+from icestream.spark.types import task_output_type
 
-SIZE = struct.Struct("<Q")  # before each message to and from a worker
 _LOOK_EVERY = 0.2
 _PATIENCE = 30.0  # seconds for a cancelled task to end
 
@@ -37,7 +35,7 @@ class Cancelled(Exception):
 class TaskRunner(Protocol):
     """Runs tasks, one at a time."""
 
-    def run(self, task: Any, what: str, stopped: Stopped) -> str:
+    def run(self, task: Any, what: str, stopped: Stopped) -> Any:
         """Call the task; → its report. Raises Cancelled, or what the task says."""
         ...
 
@@ -60,49 +58,41 @@ class ProcessTaskRunner:
     """Tasks in a Python process beside this one, with less right to the processor."""
 
     def __init__(self) -> None:
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._worker: tuple[subprocess.Popen[bytes], Connection] | None = None
 
-    def run(self, task: Any, what: str, stopped: Stopped) -> str:
+    def run(self, task: Any, what: str, stopped: Stopped) -> Any:
         """Send the task, wait for the answer."""
         if stopped():
             raise Cancelled
-        worker = self._worker = self._worker or _started()
-        assert worker.stdin is not None, "it was asked for"
-        assert worker.stdout is not None, "it was asked for"
+        _, pipe = self._worker = self._worker or _started()
         try:
-            message = pickle.dumps(task)
-            worker.stdin.write(SIZE.pack(len(message)) + message)
-            worker.stdin.flush()
-            while not select.select([worker.stdout], [], [], _LOOK_EVERY)[0]:
+            pipe.send(task)
+            while not pipe.poll(_LOOK_EVERY):
                 if stopped():
                     self._end(kill=True)
                     raise Cancelled
-            (size,) = SIZE.unpack(_read(worker.stdout, SIZE.size))
-            kind, text = json.loads(_read(worker.stdout, size))
+            table, block = pipe.recv()
         except (EOFError, OSError):
             code = self._end(kill=True)
             raise GaveUp(f"{what}: its process ended with code {code}") from None
-        return _report_or_raise(kind, text)
+        return unpack_report(table, block)
 
     def release_idle(self) -> None:
         """End the process: it is started in a second, and holds memory."""
         self._end()
 
     def close(self) -> None:
-        """The same."""
+        """End the worker process, when maintenance ends."""
         self._end()
 
     def _end(self, kill: bool = False) -> int | None:
-        worker, self._worker = self._worker, None
-        if worker is None:
+        if self._worker is None:
             return None
+        (process, pipe), self._worker = self._worker, None
         if kill:
-            worker.kill()
-        for pipe in (worker.stdin, worker.stdout):
-            with suppress(OSError):
-                assert pipe is not None, "it was asked for"
-                pipe.close()  # which tells it to end
-        return worker.wait()
+            process.kill()
+        pipe.close()  # which tells it to end
+        return process.wait()
 
 
 class SparkTaskRunner:
@@ -112,7 +102,7 @@ class SparkTaskRunner:
         self._spark = spark
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rewrite")
 
-    def run(self, task: Any, what: str, stopped: Stopped) -> str:
+    def run(self, task: Any, what: str, stopped: Stopped) -> Any:
         """Call the task in one slot."""
         if stopped():
             raise Cancelled
@@ -120,8 +110,8 @@ class SparkTaskRunner:
         told = self._thread.submit(self._collect, task, name, what)
         while True:
             try:
-                ((kind, text),) = told.result(_LOOK_EVERY)
-                return _report_or_raise(kind, text)
+                ((table, _, block),) = told.result(_LOOK_EVERY)
+                return unpack_report(table, bytes(block))
             except NotYet:
                 if stopped():
                     self._cancel(name, told)
@@ -137,7 +127,7 @@ class SparkTaskRunner:
     def _collect(self, task: Any, name: str, what: str) -> list[Any]:
         self._spark.sparkContext.setJobGroup(name, what, interruptOnCancel=True)
         frame = self._spark.range(0, 1, 1, 1)
-        return [tuple(row) for row in frame.mapInArrow(task, report_type()).collect()]
+        return [tuple(row) for row in frame.mapInArrow(task, task_output_type()).collect()]
 
     def _cancel(self, name: str, told: "Future[list[Any]]") -> None:
         self._spark.sparkContext.cancelJobGroup(name)
@@ -147,25 +137,16 @@ class SparkTaskRunner:
                 told.result(_LOOK_EVERY)
 
 
-def _started() -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "icestream.maintain.rewrite.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is ours to understand
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
-
-
-def _read(pipe: IO[bytes], size: int) -> bytes:
-    found = pipe.read(size)
-    if len(found) < size:
-        raise EOFError
-    return found
-
-
-def _report_or_raise(kind: str, text: str) -> str:
-    if not kind:
-        raise IcestreamError.from_facts(json.loads(text))
-    return text
+def _started() -> "tuple[subprocess.Popen[bytes], Connection]":
+    own, its = Pipe()
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "icestream.maintain.rewrite.worker", str(its.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[its.fileno()],
+            start_new_session=True,  # Ctrl-C is ours to understand
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+    return process, own

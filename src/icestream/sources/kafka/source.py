@@ -14,11 +14,10 @@ import pyarrow as pa
 from icestream.config.kafka import added, jvm_flags
 from icestream.errors import TopicMissing, Unreachable
 from icestream.positions import PositionRange, Positions
-from icestream.sources import LossReport, RecordFloors, SparkStream, StartPositions
+from icestream.sources import LossReport, Source, SparkStream, StartPositions
 from icestream.sources.kafka.client import KafkaAdmin
 from icestream.sources.kafka.loss import LogBounds, losses
 from icestream.sources.kafka.watch import EndOffsetWatcher
-from icestream.tables.marker import LocatedMarker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +30,9 @@ _OUTAGE_SECONDS = 60.0  # a run under way waits so long for brokers, as Spark do
 _PAUSE_SECONDS = 0.5
 
 
-class KafkaSource:
+class KafkaSource(Source):
     """The driver's side; a stream is a topic, its identity the topic id."""
 
-    shared_streams: frozenset[str] = frozenset()
     jar_sets = ("kafka",)
     ends_by_itself = True
 
@@ -80,9 +78,6 @@ class KafkaSource:
         """The first records of each topic."""
         return self._cluster.sample(self._cluster.earliest(self._partitions()), count)
 
-    def load_details(self, markers: Sequence[LocatedMarker]) -> None:
-        """The positions say it all."""
-
     def resolve_start(self, start: str | datetime) -> StartPositions:
         """The offsets that `start` means now."""
         partitions = self._partitions()
@@ -95,9 +90,9 @@ class KafkaSource:
             positions = self._cluster.at_time(partitions, start)
         return StartPositions(positions, self.stream_ids(partitions))
 
-    def losses(self, reached: Positions, known_ids: Mapping[str, str]) -> LossReport:
+    def losses(self, committed: Positions, known_ids: Mapping[str, str]) -> LossReport:
         """What the log no longer has; it ends at its last record, also of an open transaction."""
-        ours = {topic: at for topic, at in reached.items() if self._reads(topic)}
+        ours = {topic: at for topic, at in committed.items() if self._reads(topic)}
         topics = self._cluster.describe(list(ours))
         partitions = {name: topic.partitions for name, topic in topics.items()}
         log = LogBounds(
@@ -138,12 +133,7 @@ class KafkaSource:
 
     def max_tasks(self, batch: PositionRange, cores: int) -> int:
         """As many as the records are worth: a task and its files cost more than some thousand."""
-        records = sum(
-            at - batch.start.get(topic, {}).get(number, 0)
-            for topic, partitions in batch.stop.items()
-            for number, at in partitions.items()
-        )
-        return max(1, min(2 * cores, -(-records // _RECORDS_PER_TASK)))
+        return max(1, min(2 * cores, -(-batch.records // _RECORDS_PER_TASK)))
 
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
         """The topic ids; a topic that is gone has none, and neither has one of an old broker."""
@@ -158,29 +148,15 @@ class KafkaSource:
                     raise
                 time.sleep(_PAUSE_SECONDS)
 
-    def stream_of(self, topic: str) -> str:
-        """A topic is a stream."""
-        return topic
-
     def topics(self, batch: PositionRange) -> Sequence[str]:
         """The topics that moved."""
         return [topic for topic, at in batch.stop.items() if batch.start.get(topic, {}) != at]
 
-    def record_floors(self, batch: PositionRange, floors: Positions) -> RecordFloors:
-        """Positions are offsets."""
-        return floors
-
-    def store_details(
-        self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
-    ) -> dict[str, str]:
-        """The marker says it all."""
-        return {}
-
-    def lag(self, reached: Positions) -> Positions:
+    def lag(self, positions: Positions) -> Positions:
         """Records between here and the end of each partition, as of a moment ago."""
         if self._ends is None:
             return {}
-        return self._ends.records_behind(reached)
+        return self._ends.records_behind(positions)
 
     def close(self) -> None:
         """Stop asking."""
