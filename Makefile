@@ -88,10 +88,11 @@ coverage: install  ## Lines that tests run, in every process but those they kill
 		status=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$status
 
 .PHONY: lint
-lint: install  ## Check style and types
+lint: install  ## Check style, types, and which room may import which
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo --cache-dir .mypy_cache/imports
 
 .PHONY: format
 format: install  ## Format the code with ruff

@@ -86,7 +86,7 @@ class RestCatalog:
         hint = next((hint for part, hint in _HINTS.items() if part in cause), None)
         return Unreachable(f"REST catalog: {cause}", where=self._where(), hint=hint)
 
-    def _cause(self, failure: Exception) -> str:
+    def _cause(self, failure: Exception) -> str:  # noqa: C901 (one case for each cause)
         import requests
         from pyiceberg import exceptions
 

@@ -108,7 +108,7 @@ def _file_loc(error: ErrorDetails, data: Any) -> Loc:
     return tuple(loc)
 
 
-def _plain(error: ErrorDetails, loc: Loc, data: Any) -> Problem:
+def _plain(error: ErrorDetails, loc: Loc, data: Any) -> Problem:  # noqa: C901 (one case for each kind of pydantic error)
     kind, context = error["type"], error.get("ctx", {})
     match kind:
         case "extra_forbidden":
