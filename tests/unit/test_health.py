@@ -174,9 +174,9 @@ def test_deleted_rows_of_several_files_are_read_once(table, tmp_path, monkeypatc
     pq.write_table(pa.table({"file_path": named, "pos": list(range(10))}), path)
     add(table, delete_file(path, 10, "a", "gone"))
     read = []
-    honest = position_deletes.read_deleted_paths
+    honest = position_deletes.count_positions
     monkeypatch.setattr(
-        contents, "read_deleted_paths", lambda io, path: read.append(path) or honest(io, path)
+        contents, "count_positions", lambda io, path: read.append(path) or honest(io, path)
     )
     health = HealthReader(maintenance())
     for _ in range(2):

@@ -236,6 +236,8 @@ def test_equality_deletes_are_refused(table, tmp_path, monkeypatch):
     assert entry.data_file.content == DataFileContent.EQUALITY_DELETES
 
     class Manifest:
+        manifest_path = "m.avro"
+
         def fetch_manifest_entry(self, io):
             return [entry]
 

@@ -10,7 +10,7 @@ from icestream.maintain.action import GaveWay
 from icestream.maintain.rewrite.carry_over import DeleteCarryOver
 from icestream.maintain.rewrite.merge import DeleteFileGroup, delete_file_groups, is_worth_merging
 from icestream.maintain.rewrite.row_mapping import RewriteInput, RewriteOutput, RowMapping
-from icestream.tables.live_files import FileEntry, SnapshotFiles
+from icestream.tables.live_files import FileEntry, LiveFiles
 
 
 def positions(*numbers):
@@ -87,7 +87,7 @@ class Deletes:
 
 def listed(*deletes, data=("a", "b", "c")):
     files = {path: FileEntry(path, 0, (), 1, 10, 1) for path in data}
-    return SnapshotFiles(1, 9, files, {each.path: each for each in deletes})
+    return LiveFiles(files, {each.path: each for each in deletes}, 1, 9)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from icestream.index.sorted_run import open_run
 from icestream.index.spill import EntrySpill
 from icestream.index.tombstones import read_tombstones
 from icestream.positions import Positions
-from icestream.tables.live_files import LiveFiles, read_manifests, write_order
+from icestream.tables.live_files import LiveFiles, about, opener, read_manifests
 from icestream.tables.position_deletes import deleted_positions
 
 BUCKETS = 16
@@ -61,13 +61,14 @@ def build(
     for entries in read_tombstones(table.location(), now, reached=reached):
         buried += len(entries)
         spill.add(entries)
-    gone = deleted_positions(table.io, found.deletes, found.data)
+    deletes = about(found.deletes.values(), found.data)
+    deleted = deleted_positions(opener(table.io), found.data.values(), deletes)
     numbers: dict[str, int] = {}
     rows = 0
-    for number, entry in enumerate(sorted(found.data.values(), key=write_order)):
-        path = entry.data_file.file_path
-        numbers[path] = number
-        for entries in live_rows(table.io, entry, columns, gone.pop(path, None), number):
+    for number, file in enumerate(sorted(found.data.values(), key=lambda file: file.write_order)):
+        numbers[file.path] = number
+        gone = deleted.pop(file.path, None)
+        for entries in live_rows(table.io, file.path, columns, gone, number):
             rows += len(entries)
             spill.add(entries)
     spill.flush()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pyiceberg.manifest import ManifestEntry
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
@@ -23,8 +22,15 @@ from icestream.index.sorted_run import cut_by_hash, open_run
 from icestream.index.spill import EntrySpill
 from icestream.index.tombstones import read_tombstones
 from icestream.positions import Positions
-from icestream.tables.live_files import LiveFiles, is_delete, read_manifests, write_order
-from icestream.tables.position_deletes import RowPositions, deleted_positions, read_deletes
+from icestream.tables.live_files import (
+    FileEntry,
+    LiveFiles,
+    about,
+    is_delete,
+    opener,
+    read_manifests,
+)
+from icestream.tables.position_deletes import RowPositions, deleted_positions, read_positions
 
 _COMMIT_ID = "icestream.commit-id"
 _AT_ONCE = 1 << 19  # entries in memory
@@ -77,7 +83,7 @@ class _FileDifference:
     gone: set[str]
     new: set[str]
     changed: set[str]  # known to us, and rows of them were deleted
-    read: dict[str, ManifestEntry]  # new and touched ones
+    read: dict[str, FileEntry]  # new and touched ones
     deleted: dict[str, RowPositions]  # in those that are to be read
 
 
@@ -193,15 +199,15 @@ def _follow(
     if isinstance(found, IndexUnusable):
         return found
     columns = IndexedColumns.of(table.schema(), _names(store, table))
-    ordered = sorted(found.read.values(), key=write_order)
+    ordered = sorted(found.read.values(), key=lambda file: file.write_order)
     first = store.manifest.next_file
-    added = {each.data_file.file_path: first + at for at, each in enumerate(ordered)}
+    added = {file.path: first + number for number, file in enumerate(ordered)}
     removed = sorted(store.files.by_path[path] for path in found.gone | found.changed)
     spill = EntrySpill(store.folder, store.manifest.table_uuid, store.manifest.buckets)
     rows = 0
-    for entry in ordered:
-        path = entry.data_file.file_path
-        for entries in live_rows(table.io, entry, columns, found.deleted.get(path), added[path]):
+    for file in ordered:
+        gone = found.deleted.get(file.path)
+        for entries in live_rows(table.io, file.path, columns, gone, added[file.path]):
             rows += len(entries)
             spill.add(entries)
     spill.flush()
@@ -219,8 +225,8 @@ def _follow(
     store.publish_state(
         front, added, removed, target.snapshot_id, sequence, store.manifest.commit_id
     )
-    gone, new, touched = len(found.gone), len(found.new), len(found.changed)
-    return CatchUpResult(None, confirmed, gone, new, touched, rows, tombs, twice)
+    counts = len(found.gone), len(found.new), len(found.changed)
+    return CatchUpResult(None, confirmed, *counts, rows, tombs, twice)
 
 
 def _difference(
@@ -245,8 +251,11 @@ def _difference(
     deletes = fresh.deletes
     if read:
         older = [each for each in now if is_delete(each) and each.manifest_path in shared]
-        deletes = deletes + read_manifests(table.io, older).deletes
-    return _FileDifference(gone, new, touched, read, deleted_positions(table.io, deletes, read))
+        deletes = deletes | read_manifests(table.io, older).deletes
+    deleted = deleted_positions(
+        opener(table.io), read.values(), about(deletes.values(), read) if read else ()
+    )
+    return _FileDifference(gone, new, touched, read, deleted)
 
 
 def _touched(store: KeyIndex, table: Table, fresh: LiveFiles) -> set[str]:
@@ -256,15 +265,15 @@ def _touched(store: KeyIndex, table: Table, fresh: LiveFiles) -> set[str]:
     if they were written anew in other files: these keep the sequence numbers that they had.
     """
     found: set[str] = set()
-    for entry in fresh.deletes:
-        if (entry.sequence_number or 0) > store.manifest.sequence_number:
-            found |= {path for path, _ in read_deletes(table.io, entry)}
+    for file in fresh.deletes.values():
+        if file.sequence > store.manifest.sequence_number:
+            found |= {path for path, _ in read_positions(opener(table.io), file.path)}
     return found & store.files.by_path.keys()
 
 
 def _manifest_entries(
     table: Table, target: Snapshot, fresh: LiveFiles, paths: set[str]
-) -> dict[str, ManifestEntry]:
+) -> dict[str, FileEntry]:
     """What the manifests say about some data files."""
     found = {path: fresh.data[path] for path in paths if path in fresh.data}
     if len(found) < len(paths):

@@ -7,16 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import (
-    ManifestEntry,
-)
 from pyiceberg.schema import Schema
 
 from icestream.errors import SchemaRefused
 from icestream.index.entries import IndexEntries, row_entries
 from icestream.index.keys import key_hashes
 from icestream.tables.arrow import FIELD_ID
-from icestream.tables.position_deletes import RowPositions
+from icestream.tables.position_deletes import RowPositions, live_mask
 
 SEQUENCE = "_src_sequence"
 _BATCH = 1 << 16
@@ -44,25 +41,23 @@ class IndexedColumns:
 
 def live_rows(
     io: FileIO,
-    entry: ManifestEntry,
+    path: str,
     columns: IndexedColumns,
-    gone: RowPositions | None,
+    deleted: RowPositions | None,
     number: int,
 ) -> Iterator[IndexEntries]:
     """Give the live rows of a data file, batch by batch."""
-    with io.new_input(entry.data_file.file_path).open() as stream:
+    with io.new_input(path).open() as stream:
         file = pq.ParquetFile(stream)
         names = _names(file.schema_arrow, columns)
         wanted = [name for name in names.values() if name is not None]
         at = 0
         for batch in file.iter_batches(_BATCH, columns=wanted):
+            is_live = live_mask(deleted, at, batch.num_rows)
             positions = np.arange(at, at + batch.num_rows)
             at += batch.num_rows
-            if gone is not None and batch.num_rows:
-                left = np.ones(batch.num_rows, dtype=bool)
-                first, last = np.searchsorted(gone, [at - batch.num_rows, at])
-                left[gone[first:last] - positions[0]] = False
-                batch, positions = batch.filter(pa.array(left)), positions[left]
+            if is_live is not None:
+                batch, positions = batch.filter(pa.array(is_live)), positions[is_live]
             if not batch.num_rows:
                 continue
             keys = [_column(batch, names[each]) for each in columns.keys.values()]

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 
+from icestream.tables.live_files import opener
 from icestream.tables.manifests import (
     DATA,
     EQUALITY_DELETES,
@@ -18,7 +19,7 @@ from icestream.tables.manifests import (
     ManifestColumns,
     Numbers,
 )
-from icestream.tables.position_deletes import read_deleted_paths
+from icestream.tables.position_deletes import count_positions
 
 Values = tuple[Any, ...]  # of a partition, as Iceberg stores them
 Namer = Callable[[Values], str]
@@ -102,7 +103,7 @@ class DeleteFileReader:
             elif left:
                 left -= 1
                 with suppress(OSError, pa.ArrowException):  # not Parquet, or gone: `verify` tells
-                    found[path] = read_deleted_paths(io, path)
+                    found[path] = count_positions(opener(io), path)
         self._known = found
         return found
 

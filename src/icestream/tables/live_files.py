@@ -22,6 +22,7 @@ from icestream.errors import TableRefused
 from icestream.tables.arrow import PATH_ID
 from icestream.tables.metadata import Metadata
 from icestream.tables.partition_values import PartitionKey, partition_key, partition_types
+from icestream.tables.position_deletes import OpenFile
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -42,6 +43,11 @@ class FileEntry:
     upper: bytes | None = None
 
     @property
+    def write_order(self) -> tuple[int, str]:
+        """Sorts data files as they were written."""
+        return self.sequence, self.path
+
+    @property
     def table_partition(self) -> tuple[int, str]:
         """Its partition, to compare; as text, for NaN is a partition like others."""
         return self.spec_id, repr(self.partition)
@@ -60,14 +66,14 @@ class FileEntry:
         return at < len(wanted) and wanted[at] <= self.upper
 
 
-@dataclass(frozen=True)
-class SnapshotFiles:
-    """The files of one snapshot."""
+@dataclass
+class LiveFiles:
+    """The live files of a snapshot, or of some of its manifests, by path."""
 
-    snapshot_id: int
-    sequence: int
     data: dict[str, FileEntry] = field(default_factory=dict)
-    deletes: dict[str, FileEntry] = field(default_factory=dict)
+    deletes: dict[str, FileEntry] = field(default_factory=dict)  # position deletes
+    snapshot_id: int | None = None
+    sequence: int = 0
 
 
 class SnapshotFileLister:
@@ -76,48 +82,69 @@ class SnapshotFileLister:
     def __init__(self, io: FileIO) -> None:
         self._io = io
         self._known: dict[str, list[FileEntry]] = {}
-        self._last: dict[bool, SnapshotFiles] = {}  # with data files, and without
+        self._last: dict[bool, LiveFiles] = {}  # with data files, and without
 
-    def all_files(self, metadata: Metadata) -> SnapshotFiles:
+    def all_files(self, metadata: Metadata) -> LiveFiles:
         """All files of the current snapshot."""
         return self._listed(metadata, True)
 
-    def delete_files(self, metadata: Metadata) -> SnapshotFiles:
+    def delete_files(self, metadata: Metadata) -> LiveFiles:
         """The delete files of the current snapshot only: far fewer."""
         return self._listed(metadata, False)
 
-    def _listed(self, metadata: Metadata, data: bool) -> SnapshotFiles:
+    def _listed(self, metadata: Metadata, data: bool) -> LiveFiles:
         if data in self._last and self._last[data].snapshot_id == metadata.snapshot_id:
             return self._last[data]
         snapshot = metadata.current
         if snapshot is None or snapshot.manifest_list is None:
             raise TableRefused("the table is empty")
-        found = SnapshotFiles(snapshot.snapshot_id, snapshot.sequence_number)
         manifests = list(read_manifest_list(self._io.new_input(snapshot.manifest_list)))
-        paths = {manifest.manifest_path for manifest in manifests}
-        self._known = {path: files for path, files in self._known.items() if path in paths}
-        for manifest in manifests:
-            deletes = is_delete(manifest)
-            if data or deletes:
-                into = found.deletes if deletes else found.data
-                into.update((file.path, file) for file in self._read(manifest))
-        self._last[data] = found
-        return found
+        known = {manifest.manifest_path for manifest in manifests} & self._known.keys()
+        self._known = {path: self._known[path] for path in known}
+        files = read_manifests(
+            self._io, [each for each in manifests if data or is_delete(each)], self._known
+        )
+        files.snapshot_id, files.sequence = snapshot.snapshot_id, snapshot.sequence_number
+        self._last[data] = files
+        return files
 
-    def _read(self, manifest: ManifestFile) -> list[FileEntry]:
+
+def read_manifests(
+    io: FileIO,
+    manifests: Iterable[ManifestFile],
+    known: dict[str, list[FileEntry]] | None = None,
+) -> LiveFiles:
+    """Read the entries of manifests; `known` has those of manifests that were read before."""
+    known = {} if known is None else known
+    files = LiveFiles()
+    for manifest in manifests:
         path = manifest.manifest_path
-        if path not in self._known:
-            entries = manifest.fetch_manifest_entry(self._io)
-            self._known[path] = [_file(entry) for entry in entries]
-        return self._known[path]
+        if path not in known:
+            known[path] = [_file(entry) for entry in manifest.fetch_manifest_entry(io)]
+        into = files.deletes if is_delete(manifest) else files.data
+        into.update((file.path, file) for file in known[path])
+    return files
+
+
+def is_delete(manifest: ManifestFile) -> bool:
+    """Whether a manifest lists delete files."""
+    return bool(manifest.content == ManifestContent.DELETES)
 
 
 def _file(entry: ManifestEntry) -> FileEntry:
     file = entry.data_file
     if file.content == DataFileContent.EQUALITY_DELETES:
-        raise TableRefused("the table has equality deletes, written by another program")
+        raise TableRefused(
+            "the table has equality deletes, written by another program",
+            where=file.file_path,
+            hint="remove them first: `CALL system.rewrite_data_files` with "
+            "`delete-file-threshold => 1`, and upsert by one program only",
+        )
     if file.file_format != FileFormat.PARQUET:
-        raise TableRefused(f"{file.file_path} is not a Parquet file")
+        raise TableRefused(
+            f"{file.file_path} is not a Parquet file",
+            hint="rewrite the table as format version 2 with Parquet files",
+        )
     return FileEntry(
         file.file_path,
         file.spec_id,
@@ -128,6 +155,17 @@ def _file(entry: ManifestEntry) -> FileEntry:
         (file.lower_bounds or {}).get(PATH_ID),
         (file.upper_bounds or {}).get(PATH_ID),
     )
+
+
+def opener(io: FileIO) -> OpenFile:
+    """Opens a table's files on the driver, with what the catalog says of its storage."""
+    return lambda path: io.new_input(path).open()
+
+
+def about(deletes: Iterable[FileEntry], paths: Iterable[str]) -> list[FileEntry]:
+    """The delete files that can be about one of these data files, as their bounds tell."""
+    wanted = sorted(path.encode() for path in paths)
+    return [file for file in deletes if file.may_refer_to(wanted)]
 
 
 def partition_key_of(metadata: Metadata, file: FileEntry) -> PartitionKey:
@@ -156,60 +194,15 @@ def removed_file_json(file: FileEntry, place: PartitionKey, content: str) -> str
     )
 
 
-@dataclass
-class LiveFiles:
-    """Files of some manifests: data files by path, and position-delete files."""
-
-    data: dict[str, ManifestEntry] = field(default_factory=dict)
-    deletes: list[ManifestEntry] = field(default_factory=list)
-
-
-def read_manifests(io: FileIO, manifests: Iterable[ManifestFile]) -> LiveFiles:
-    """Read manifests; what the index cannot follow is refused here."""
-    found = LiveFiles()
-    for manifest in manifests:
-        for entry in manifest.fetch_manifest_entry(io):
-            file = entry.data_file
-            if file.content == DataFileContent.EQUALITY_DELETES:
-                raise TableRefused(
-                    "the table has equality deletes, written by another program",
-                    where=file.file_path,
-                    hint="remove them first: `CALL system.rewrite_data_files` with "
-                    "`delete-file-threshold => 1`, and upsert by one program only",
-                )
-            if file.file_format != FileFormat.PARQUET:
-                raise TableRefused(
-                    f"upserts need Parquet files with position deletes, this is "
-                    f"{file.file_format.name.lower()}",
-                    where=file.file_path,
-                    hint="rewrite the table as format version 2 with Parquet files",
-                )
-            if file.content == DataFileContent.DATA:
-                found.data[file.file_path] = entry
-            else:
-                found.deletes.append(entry)
-    return found
-
-
-def is_delete(manifest: ManifestFile) -> bool:
-    """Whether a manifest lists delete files."""
-    return bool(manifest.content == ManifestContent.DELETES)
-
-
-def write_order(entry: ManifestEntry) -> tuple[int, str]:
-    """Data files in the order in which they were written."""
-    return entry.sequence_number or 0, entry.data_file.file_path
-
-
 def partition_keys(table: "Table") -> dict[str, PartitionKey]:
     """Where each live data file belongs."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return {}
     specs = table.metadata.specs()
-    kinds = {number: partition_types(spec, table.schema()) for number, spec in specs.items()}
-    found: dict[str, PartitionKey] = {}
-    for path, entry in read_manifests(table.io, snapshot.manifests(table.io)).data.items():
-        file = entry.data_file
-        found[path] = partition_key(file.spec_id, file.partition, kinds[file.spec_id])
-    return found
+    types = {number: partition_types(spec, table.schema()) for number, spec in specs.items()}
+    files = read_manifests(table.io, snapshot.manifests(table.io)).data
+    return {
+        path: partition_key(file.spec_id, file.partition, types[file.spec_id])
+        for path, file in files.items()
+    }

@@ -15,3 +15,9 @@ def filesystem(location: str) -> tuple[Any, str]:
     host, _, key = rest.lstrip("/").partition("/")
     opened, root = fs.FileSystem.from_uri(f"{scheme}://{host}")
     return opened, f"{root}/{key}"
+
+
+def open_file(location: str) -> Any:
+    """Open a file to read; a context manager, and as seekable as the storage is."""
+    system, path = filesystem(location)
+    return system.open_input_file(path)

@@ -11,7 +11,7 @@ import numpy as np
 
 from icestream.maintain.action import GaveWay
 from icestream.maintain.rewrite.row_mapping import RowMapping
-from icestream.tables.live_files import FileEntry, SnapshotFiles
+from icestream.tables.live_files import FileEntry, LiveFiles
 from icestream.tables.position_deletes import RowPositions
 
 Read = Callable[[str], Iterator[tuple[str, RowPositions]]]
@@ -30,7 +30,7 @@ class DeleteCarryOver:
     """Keeps up with the deletes of a table since the inputs of a rewrite were read."""
 
     def __init__(
-        self, moves: RowMapping, inputs: Collection[str], planned: SnapshotFiles, read: Read
+        self, moves: RowMapping, inputs: Collection[str], planned: LiveFiles, read: Read
     ) -> None:
         self._moves = moves
         self._inputs = frozenset(inputs)
@@ -41,11 +41,11 @@ class DeleteCarryOver:
         self._referred: dict[str, frozenset[str]] = {}  # by delete file
         self._dead: dict[str, list[RowPositions]] = {}
 
-    def unread_count(self, now: SnapshotFiles) -> int:
+    def unread_count(self, now: LiveFiles) -> int:
         """How many delete files there are that were not read yet."""
         return sum(path not in self._seen for path in now.deletes)
 
-    def read_new_deletes(self, now: SnapshotFiles) -> None:
+    def read_new_deletes(self, now: LiveFiles) -> None:
         """Read the deletes that have come since the last look."""
         for path, file in now.deletes.items():
             if path in self._seen:
@@ -64,7 +64,7 @@ class DeleteCarryOver:
             {p: np.concatenate(some) for p, some in self._dead.items()}
         )
 
-    def dangling(self, now: SnapshotFiles, carries: bool) -> DanglingDeletes:
+    def dangling(self, now: LiveFiles, carries: bool) -> DanglingDeletes:
         """Delete files that are about nothing but the inputs, and files that are gone.
 
         Iceberg lets a rewrite add deletes only where it removes some. If it `carries` any and all

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from icestream.commit.port import ReplacedFiles
 from icestream.commit.table_state import TableState
@@ -19,12 +20,14 @@ from icestream.maintain.rewrite.row_mapping import (
 from icestream.maintain.rewrite.stage import RewriteReport, RewriteTask
 from icestream.tables.live_files import (
     FileEntry,
+    LiveFiles,
     SnapshotFileLister,
-    SnapshotFiles,
+    about,
     removed_file_json,
 )
 from icestream.tables.partition_values import PartitionKey
 from icestream.tables.position_deletes import RowPositions, SequencedFile, read_positions
+from icestream.tables.storage import open_file
 from icestream.write.position_deletes import write_deletes
 from icestream.write.staged import changed_or_missing, discard
 from icestream.write.target import StageTarget
@@ -38,7 +41,7 @@ class RewritePlan:
 
     name: str
     state: TableState
-    listed: SnapshotFiles
+    listed: LiveFiles
     inputs: tuple[FileEntry, ...]  # in the order in which they were written
     place: PartitionKey
     target: StageTarget
@@ -48,8 +51,7 @@ class RewritePlan:
     @property
     def task(self) -> RewriteTask:
         """What a job is to do."""
-        wanted = sorted(file.path.encode() for file in self.inputs)
-        deletes = (each for each in self.listed.deletes.values() if each.may_refer_to(wanted))
+        deletes = about(self.listed.deletes.values(), (file.path for file in self.inputs))
         return RewriteTask(
             self.target,
             self.place,
@@ -74,7 +76,7 @@ class DataFileRewrite:
         ]
         outputs = [RewriteOutput(file.path, file.records) for file in staged.files]
         self._carry = DeleteCarryOver(
-            RowMapping(sources, outputs), paths, plan.listed, read_positions
+            RowMapping(sources, outputs), paths, plan.listed, partial(read_positions, open_file)
         )
         self._shelf = plan.shelf
         self._runs = staged.runs

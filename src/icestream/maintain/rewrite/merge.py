@@ -9,9 +9,10 @@ from icestream.commit.table_state import TableState
 from icestream.index.rewrite_update import RewriteIndexUpdate
 from icestream.maintain.action import GaveWay
 from icestream.maintain.rewrite.commit import RewriteAttempt
-from icestream.tables.live_files import FileEntry, SnapshotFiles, removed_file_json
+from icestream.tables.live_files import FileEntry, LiveFiles, removed_file_json
 from icestream.tables.partition_values import PartitionKey
-from icestream.tables.position_deletes import SequencedFile, deleted_in
+from icestream.tables.position_deletes import deleted_positions
+from icestream.tables.storage import open_file
 from icestream.write.position_deletes import MOST_SCOPED, write_deletes
 from icestream.write.staged import changed_or_missing, discard
 from icestream.write.target import StagedFile, StageTarget
@@ -71,9 +72,7 @@ class DeleteFileRewrite:
             discard(self.files)
 
 
-def delete_file_groups(
-    listed: SnapshotFiles, wanted: Sequence[str] = ()
-) -> Iterator[DeleteFileGroup]:
+def delete_file_groups(listed: LiveFiles, wanted: Sequence[str] = ()) -> Iterator[DeleteFileGroup]:
     """Delete files that belong together: of the partitions of `wanted` files, or of all."""
     named = set(wanted)
     data: dict[tuple[int, str], list[FileEntry]] = {}
@@ -107,10 +106,9 @@ def write_merged_deletes(
     share: DeleteFileGroup, place: PartitionKey, target: StageTarget, attempt: str
 ) -> list[StagedFile]:
     """Write what is left of these deletes, as a commit would."""
-    inputs = [SequencedFile(file.path, file.sequence) for file in share.data]
-    some = [SequencedFile(file.path, file.sequence) for file in share.deletes]
     rows = {file.path: file.records for file in share.data}
-    kept = {path: dead[dead < rows[path]] for path, dead in deleted_in(inputs, some).items()}
+    deleted = deleted_positions(open_file, share.data, share.deletes)
+    kept = {path: positions[positions < rows[path]] for path, positions in deleted.items()}
     paths = [path for path, dead in kept.items() if len(dead)]
     step = MOST_SCOPED if all(each.only_data_file for each in share.deletes) else max(1, len(paths))
     files: list[StagedFile] = []

@@ -31,8 +31,8 @@ from icestream.maintain.rewrite.merge import (
 from icestream.maintain.rewrite.task_runner import Cancelled, task_runner_for
 from icestream.tables.live_files import (
     FileEntry,
+    LiveFiles,
     SnapshotFileLister,
-    SnapshotFiles,
     partition_key_of,
 )
 from icestream.tables.metadata import Metadata
@@ -255,7 +255,7 @@ class Rewriter:
 
     # -- for both ------------------------------------------------------------------------------
 
-    def _listed(self, name: str) -> SnapshotFiles:
+    def _listed(self, name: str) -> LiveFiles:
         return self._file_lister(name).all_files(self._tables.load(name).metadata)
 
     def _file_lister(self, name: str) -> SnapshotFileLister:

@@ -22,8 +22,13 @@ from icestream.index.rewrite_update import IndexStaging, stage_runs
 from icestream.maintain.rewrite.conform import fitted
 from icestream.tables.arrow import FIELD_ID, arrow_schema
 from icestream.tables.partition_values import PartitionKey, partition_folder, partition_types
-from icestream.tables.position_deletes import RowPositions, SequencedFile, deleted_in
-from icestream.tables.storage import filesystem
+from icestream.tables.position_deletes import (
+    RowPositions,
+    SequencedFile,
+    deleted_positions,
+    live_mask,
+)
+from icestream.tables.storage import open_file
 from icestream.write.conform import stored_columns
 from icestream.write.metrics import leaves
 from icestream.write.parquet import DataFileWriter
@@ -78,7 +83,7 @@ class RewriteTask:
         yield pack_reports(result)
 
     def _rewrite(self) -> RewriteReport:
-        dead = deleted_in(self.inputs, self.deletes)
+        dead = deleted_positions(open_file, self.inputs, self.deletes)
         schema = stored_columns(Schema.model_validate_json(self.target.schema_json))
         order = SortOrder.parse(self.target.sort_order_json)
         plan = leaves(schema, order, self.target.properties)
@@ -136,10 +141,9 @@ class RewriteTask:
         return stage_runs(self.shelf, self.origin, told, [file.path for file in files])
 
 
-def _live_batches(path: str, gone: RowPositions | None) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _live_batches(path: str, deleted: RowPositions | None) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Give the live rows of a data file, batch by batch, and how many there were with the dead."""
-    system, name = filesystem(path)
-    with system.open_input_file(name) as stream:
+    with open_file(path) as stream:
         file = pq.ParquetFile(stream)
         wide = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
         width = max(1, wide // max(1, file.metadata.num_rows))
@@ -147,12 +151,9 @@ def _live_batches(path: str, gone: RowPositions | None) -> Iterator[tuple[pa.Rec
         step = max(1024, min(_BATCH_ROWS, _BATCH_BYTES // width))
         for batch in file.iter_batches(step, use_threads=False):  # a slot is one core
             count = batch.num_rows
-            if gone is not None and count:
-                first, last = np.searchsorted(gone, [at, at + count])
-                if last > first:
-                    left = np.ones(count, dtype=bool)
-                    left[gone[first:last] - at] = False
-                    batch = batch.filter(pa.array(left))
+            is_live = live_mask(deleted, at, count)
+            if is_live is not None:
+                batch = batch.filter(pa.array(is_live))
             at += count
             yield batch, count
 
