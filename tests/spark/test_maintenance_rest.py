@@ -54,7 +54,10 @@ class Shop:
         )
         groups = (FileGroup("", 0, tuple(self.files()), 1000, 30),)
         action = Action(self.table, kind, "a test", groups)
-        return actions.run(action, lambda: False, lambda done, total: None)
+        try:
+            return actions.run(action, lambda: False, lambda done, total: None)
+        finally:
+            actions.close()
 
     def files(self) -> list[str]:
         tasks = self.lake.table(self.table).scan().plan_files()

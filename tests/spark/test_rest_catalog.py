@@ -259,7 +259,7 @@ def test_a_replay_is_refused_by_the_catalog_itself(shop: Shop) -> None:
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three commits, and no second start."""
-    monkeypatch.setattr(retry, "_ATTEMPTS", 3)
+    monkeypatch.setattr(retry, "ATTEMPTS", 3)
     monkeypatch.setattr(restart_policy, "RESTARTS", 0)
 
 

@@ -9,8 +9,7 @@ from icestream.config.model import PipelineConfig
 from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.events import EventBus, MaintenanceFailed
 from icestream.maintain import thread
-from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup
-from icestream.maintain.iceberg_actions import _commits, rewrite_options
+from icestream.maintain.action import Action, ActionKind, ActionResult, Ending
 from icestream.maintain.thread import ClaimLost, FailureBackoff, MaintenanceThread
 
 ACTION = Action("shop.a", ActionKind.EXPIRE_SNAPSHOTS, "many")
@@ -126,39 +125,3 @@ def test_failures_rest_longer_each_time_and_giving_way_is_none():
     for at in range(50):
         rests.record(ActionResult(ACTION, Ending.FAILED), now=at)
     assert not rests.is_backing_off(ACTION, 49 + 3600)
-
-
-def group(size, files=3, values=(), largest=0):
-    return FileGroup("", 0, tuple(f"f{n}" for n in range(files)), size, 10, values, largest)
-
-
-def test_options_pass_through_and_keep_to_one_task():
-    chosen = rewrite_options({}, {}, group(1))
-    assert chosen["target-file-size-bytes"] == str(256 << 20)
-    assert chosen["max-file-group-size-bytes"] == chosen["target-file-size-bytes"]
-    assert chosen["max-concurrent-file-group-rewrites"] == "1"
-    own = {"target-file-size-bytes": "1000", "min-input-files": "9", "delete-file-threshold": "3"}
-    chosen = rewrite_options(own, {"write.target-file-size-bytes": "5"}, group(1))
-    assert chosen["target-file-size-bytes"] == chosen["max-file-group-size-bytes"] == "1000"
-    assert chosen["delete-file-threshold"] == "3"
-    chosen = rewrite_options({}, {"write.target-file-size-bytes": "500"}, group(1))
-    assert chosen["target-file-size-bytes"] == "500"
-
-
-def test_iceberg_takes_the_files_that_the_policy_chose():
-    chosen = rewrite_options({"min-file-size-bytes": "900"}, {}, group(1, files=7, largest=100))
-    assert chosen["min-file-size-bytes"] == "101"  # larger ones beside them stay
-    assert chosen["max-files-to-rewrite"] == "7"
-    assert chosen["min-input-files"] == "2"  # the policy has counted
-    assert int(chosen["max-file-size-bytes"]) > 1 << 50  # and no large file is cut
-    assert "min-file-size-bytes" not in rewrite_options({}, {}, group(1))  # only deleted rows
-
-
-def test_groups_are_committed_a_few_at_a_time():
-    large = [group(700 << 20, values=(n,)) for n in range(3)]
-    assert [len(each) for each in _commits(large)] == [1, 1, 1]
-    small = [group(1, values=(n,)) for n in range(70)]
-    assert [len(each) for each in _commits(small)] == [32, 32, 6]
-    # Iceberg is told of partitions, not of files: those of one must be in before the next.
-    assert [len(each) for each in _commits([group(1), group(1), group(1)])] == [1, 1, 1]
-    assert list(_commits([])) == []

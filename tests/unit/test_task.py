@@ -409,6 +409,14 @@ def test_reports_travel_and_add_up():
     assert TaskReport() + one == one + TaskReport() == one
 
 
+def test_the_first_error_of_any_task_is_the_batch():
+    (failed,) = pack_reports(SourceChanged("it changed")).to_pylist()
+    (done,) = pack_reports({"t": TaskReport(Counts(1))}).to_pylist()
+    rows = [(row["table"], row["group"], row["block"]) for row in (done, failed)]
+    with pytest.raises(SourceChanged, match="it changed"):
+        add_reports(rows, ["t"])
+
+
 # ── timestamps ──────────────────────────────────────────────────────────────────────────────────
 
 

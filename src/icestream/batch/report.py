@@ -136,5 +136,6 @@ def add_reports(rows: Iterable[tuple[str, int, bytes]], tables: Iterable[str]) -
     """On the driver: the reports of all tasks, by table; raises the first error among them."""
     reports = {name: TaskReport() for name in tables}
     for table, _, block in sorted(rows, key=lambda row: row[0]):  # an error has no table: first
-        reports[table] += unpack_report(table, bytes(block))
+        report = unpack_report(table, bytes(block))
+        reports[table] += report
     return reports

@@ -1,5 +1,6 @@
 """Actions: what maintenance may do to a table, what it was to do, and what came of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,6 +61,12 @@ class ActionResult:
     seconds: float = 0.0
     attempts: int = 1
     detail: str = ""  # why it gave way or failed
+
+
+# Asked between the steps of an action: whether it is to end.
+Stopped = Callable[[], bool]
+# Told how much is done, and of how much.
+Progress = Callable[[int, int], None]
 
 
 class GaveWay(Exception):

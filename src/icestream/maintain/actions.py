@@ -9,12 +9,19 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from icestream.commit.java_catalog import IcebergTables
 from icestream.config.options.maintenance import MaintenanceOptions
-from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, GaveWay
+from icestream.maintain.action import (
+    Action,
+    ActionKind,
+    ActionResult,
+    Ending,
+    GaveWay,
+    Progress,
+    Stopped,
+)
 from icestream.maintain.expire import expire
 from icestream.maintain.gate import GateClosed, MaintenanceGate
-from icestream.maintain.iceberg_actions import TARGET, IcebergActions, Progress, Stopped
+from icestream.maintain.iceberg_actions import IcebergActions
 from icestream.maintain.orphans import remove_orphans
-from icestream.tables.design import KEYS_PROPERTY
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -24,15 +31,7 @@ if TYPE_CHECKING:
     from icestream.upsert.indexes import KeyIndexes
 
 _REWRITES = (ActionKind.REWRITE_DATA_FILES, ActionKind.REWRITE_POSITION_DELETE_FILES)
-# Options that the policy and our own rewrite understand; any other one is Iceberg's business.
-_OWN_OPTIONS = {
-    TARGET,
-    "min-file-size-bytes",
-    "min-input-files",
-    "max-file-group-size-bytes",
-    "delete-file-threshold",
-    "delete-ratio-threshold",
-}
+_TARGET = "target-file-size-bytes"
 
 
 class ActionRunner:
@@ -82,12 +81,9 @@ class ActionRunner:
 
     def _run(self, action: Action, stopped: Stopped, progress: Progress) -> ActionResult:
         config = self._config
-        if action.kind in _REWRITES and self._rewritten_here(action.table):
-            return self._run_own_rewrite(action, stopped, progress)
+        if action.kind in _REWRITES:
+            return self._rewrite(action, stopped, progress)
         match action.kind:
-            case ActionKind.REWRITE_DATA_FILES:
-                options = config.rewrite_data_files or {}
-                return self._procedures.rewrite(action, options, stopped, progress)
             case ActionKind.REWRITE_MANIFESTS:
                 options = config.rewrite_manifests or {}
                 return self._procedures.rewrite_manifests(action, options)
@@ -100,21 +96,11 @@ class ActionRunner:
                 return remove_orphans(self._jvm, actions, self._tables, action, age)
         return ActionResult(action, Ending.NOTHING, detail="not for this table")
 
-    def _rewritten_here(self, table: str) -> bool:
-        """A mirror, or a table without an order of rows: far cheaper than Java's."""
-        metadata = self._tables.load(table).metadata
-        if KEYS_PROPERTY in metadata.properties:
-            return True
-        told = set(self._config.rewrite_data_files or {})
-        return told <= _OWN_OPTIONS and not metadata.sort_order_id
-
-    def _run_own_rewrite(
-        self, action: Action, stopped: Stopped, progress: Progress
-    ) -> ActionResult:
+    def _rewrite(self, action: Action, stopped: Stopped, progress: Progress) -> ActionResult:
         if self._rewriter is None:
             from icestream.maintain.rewrite import Rewriter
 
-            told = (self._config.rewrite_data_files or {}).get(TARGET)
+            told = (self._config.rewrite_data_files or {}).get(_TARGET)
             self._rewriter = Rewriter(
                 self._tables,
                 self._open_catalog,

@@ -46,7 +46,7 @@ class SpilledRun:
     def __init__(self, rows: pa.RecordBatch, grouping: PartitionGrouping) -> None:
         self._ranges, self._step = grouping.ranges, rows_per_piece(rows)
         self._held: tuple[int, pa.RecordBatch] | None = None
-        self._file = _unnamed_file()
+        self._file = unnamed_file()
         try:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             with pa.ipc.new_file(self._file, rows.schema, options=options) as out:
@@ -102,7 +102,8 @@ def pieces(
         yield rows.take(pa.array(order[start : start + step]))
 
 
-def _unnamed_file() -> IO[bytes]:
+def unnamed_file() -> IO[bytes]:
+    """A file that even a killed task leaves nothing of; raises StorageFailed."""
     try:
         return tempfile.TemporaryFile(prefix="icestream-spill-", dir=_folder())
     except OSError as error:

@@ -47,6 +47,7 @@ class RewritePlan:
     target: StageTarget
     origin: str
     shelf: IndexStaging | None = None  # of the key index; None: it will find out by itself
+    sorts: bool = False  # then nobody knows where a row of the inputs is in the outputs
 
     @property
     def task(self) -> RewriteTask:
@@ -59,6 +60,7 @@ class RewritePlan:
             tuple(SequencedFile(file.path, file.sequence) for file in deletes),
             self.origin,
             self.shelf,
+            self.sorts,
         )
 
 
@@ -101,6 +103,8 @@ class DataFileRewrite:
         if gone := changed_or_missing(self.staged.files):
             raise GaveWay(f"{len(gone)} of its new files are gone: {gone[0]}")
         dead = self._carry.deleted_in_outputs()
+        if dead and self._plan.sorts:
+            raise GaveWay("rows of its files were deleted while they were sorted")
         dangling = self._carry.dangling(now, carries=bool(dead))
         attempt = f"{self._plan.origin}-{uuid.uuid4().hex[:12]}"
         carried = write_deletes(dead, lambda _: self._plan.place, self._plan.target, attempt)

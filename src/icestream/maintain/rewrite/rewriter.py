@@ -17,7 +17,16 @@ from icestream.commit.java_catalog import IcebergTables
 from icestream.errors import IcestreamError, TableRefused
 from icestream.failpoints import failpoint
 from icestream.index.rewrite_update import IndexStaging
-from icestream.maintain.action import Action, ActionKind, ActionResult, Ending, FileGroup, GaveWay
+from icestream.maintain.action import (
+    Action,
+    ActionKind,
+    ActionResult,
+    Ending,
+    FileGroup,
+    GaveWay,
+    Progress,
+    Stopped,
+)
 from icestream.maintain.gate import GateClosed
 from icestream.maintain.rewrite.commit import CommitGate, RewriteCommitter
 from icestream.maintain.rewrite.data import DataFileRewrite, RewritePlan
@@ -29,6 +38,7 @@ from icestream.maintain.rewrite.merge import (
     write_merged_deletes,
 )
 from icestream.maintain.rewrite.task_runner import Cancelled, task_runner_for
+from icestream.tables.design import KEYS_PROPERTY
 from icestream.tables.live_files import (
     FileEntry,
     LiveFiles,
@@ -48,9 +58,6 @@ _TARGET = "write.target-file-size-bytes"
 # Of one commit: a task must end soon, and holds the index entries of its rows, 40 bytes each.
 _MOST_RECORDS, _MOST_BYTES = 2_000_000, 2 * TARGET_BYTES
 _PREFIX = "icestream-rewrite"  # of file names; a uuid follows, and orphans.py knows it
-
-Stopped = Callable[[], bool]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -187,6 +194,9 @@ class Rewriter:
             target=self._target(state.metadata, inputs[0].spec_id),
             origin=uuid.uuid4().hex,
             shelf=self._index_staging(name, state.metadata),
+            # Rows of a mirror stay where they are: the key index and deletes know them by position.
+            sorts=bool(state.metadata.sort_order["fields"])
+            and KEYS_PROPERTY not in state.metadata.properties,
         )
         # One file by itself, with nothing deleted in it, would come out as it is.
         return plan if len(inputs) > 1 or plan.task.deletes else None

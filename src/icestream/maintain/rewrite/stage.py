@@ -6,6 +6,7 @@ read ▸ drop what is deleted ▸ the table's columns ▸ new data files, and en
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from mmap import ACCESS_READ, mmap
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +36,7 @@ from icestream.write.parquet import DataFileWriter
 from icestream.write.partition import OutputPartition
 from icestream.write.position_deletes import pack_positions, unpack_positions
 from icestream.write.sort import SortOrder
+from icestream.write.spill import unnamed_file
 from icestream.write.staged import discard
 from icestream.write.target import StagedFile, StageTarget
 
@@ -68,6 +70,7 @@ class RewriteTask:
     deletes: tuple[SequencedFile, ...]  # position-delete files that may be about them
     origin: str  # names what is staged
     shelf: IndexStaging | None = None  # None: no index is in use
+    sorts: bool = False  # by the table's order; else rows stay in the order of the inputs
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the files and say what they are, or what is wrong."""
@@ -88,21 +91,15 @@ class RewriteTask:
         order = SortOrder.parse(self.target.sort_order_json)
         plan = leaves(schema, order, self.target.properties)
         out = DataFileWriter(self.target, self.origin, schema, self.place.spec_id, plan, _MEMORY)
-        out.begin(self._partition(schema), 0)  # in no order: that of the inputs, end to end
-        arrow = arrow_schema(schema)
+        out.begin(self._partition(schema), order.order_id if self.sorts else 0)
         entries: list[IndexEntries] = []
         counts: dict[str, int] = {}
+        rows = self._live_rows(arrow_schema(schema), dead, counts)
         try:
-            for each in self.inputs:
-                counts[each.path] = 0
-                gone = dead.get(each.path)
-                for batch, count in _live_batches(each.path, gone):
-                    counts[each.path] += count
-                    if batch.num_rows:
-                        fit = fitted(batch, arrow)
-                        out.write(fit)
-                        if self.shelf:
-                            entries.append(_entries(fit, self.shelf))
+            for batch in _sorted(rows, schema, order) if self.sorts else rows:
+                out.write(batch)
+                if self.shelf:
+                    entries.append(_entries(batch, self.shelf))
             out.end()
         except BaseException:
             out.abort()
@@ -116,6 +113,17 @@ class RewriteTask:
             dead={path: pack_positions(there) for path, there in kept.items() if len(there)},
             runs=tuple(runs),
         )
+
+    def _live_rows(
+        self, arrow: pa.Schema, dead: Mapping[str, RowPositions], counts: dict[str, int]
+    ) -> Iterator[pa.RecordBatch]:
+        """Live rows of the inputs in today's columns; `counts` gets all rows of each input."""
+        for file in self.inputs:
+            counts[file.path] = 0
+            for batch, count in _live_batches(file.path, dead.get(file.path)):
+                counts[file.path] += count
+                if batch.num_rows:
+                    yield fitted(batch, arrow)
 
     def _partition(self, schema: Schema) -> OutputPartition:
         """Where the files go: the folder of the same partition."""
@@ -139,6 +147,30 @@ class RewriteTask:
         places = (np.arange(len(every)) - firsts).astype(np.uint32)
         told = replace(every, file=numbers, position=places)
         return stage_runs(self.shelf, self.origin, told, [file.path for file in files])
+
+
+def _sorted(
+    rows: Iterator[pa.RecordBatch], schema: Schema, order: SortOrder
+) -> Iterator[pa.RecordBatch]:
+    """All rows in a table's order; they wait on disk, and only their keys are in memory."""
+    arrow = arrow_schema(schema)
+    names = {str(schema.find_column_name(key.source_id)).split(".")[0] for key in order.fields}
+    keys = Schema(*(field for field in schema.fields if field.name in names))
+    with unnamed_file() as file:
+        with pa.ipc.new_file(file, arrow) as sink:
+            for batch in rows:
+                sink.write_batch(batch)
+        file.flush()
+        # Not closed by hand: its pages are in use as long as rows of the table are.
+        mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
+        table = pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
+    if not table.num_rows:
+        return
+    (of_keys,) = table.select([field.name for field in keys.fields]).combine_chunks().to_batches()
+    indices = order.indices(of_keys, keys)
+    step = max(1024, min(_BATCH_ROWS, _BATCH_BYTES * table.num_rows // table.nbytes))
+    for start in range(0, table.num_rows, step):
+        yield from table.take(indices.slice(start, step)).combine_chunks().to_batches()
 
 
 def _live_batches(path: str, deleted: RowPositions | None) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
@@ -20,12 +19,11 @@ from typing import Any, Protocol
 
 from icestream.batch.report import unpack_report
 from icestream.errors import GaveUp
+from icestream.maintain.action import Stopped
 from icestream.spark.types import task_output_type
 
 _LOOK_EVERY = 0.2
 _PATIENCE = 30.0  # seconds for a cancelled task to end
-
-Stopped = Callable[[], bool]
 
 
 class Cancelled(Exception):
