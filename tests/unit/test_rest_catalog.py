@@ -158,7 +158,7 @@ def test_a_name_that_nobody_knows() -> None:
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(rest, "_TIMEOUT_SECONDS", 0.2)
     with socket.create_server((HOST, 0)) as silent:
         error = failure(f"http://{HOST}:{silent.getsockname()[1]}")
     assert "does not answer within" in error.what

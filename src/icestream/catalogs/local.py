@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 FILE = "catalog.db"
 _BUSY_SECONDS = 30  # stream, maintenance and status share the file
-# As JdbcCatalog and SqlCatalog expect them. Each would make them, too, but looks first and creates
-# then: of two that begin on a new file at once, one would fail.
+# As JdbcCatalog and SqlCatalog expect them. Each would create them, too, but checks first and then
+# creates: of two processes that start with a new file at once, one would fail.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS iceberg_tables (
     catalog_name               VARCHAR(255) NOT NULL,
@@ -47,7 +47,7 @@ class LocalCatalog:
         self._properties: Mapping[str, str] = options.properties
 
     def java_properties(self) -> Mapping[str, str]:
-        """JdbcCatalog over sqlite-jdbc."""
+        """Return the properties of a JdbcCatalog over sqlite-jdbc; creates the file if need be."""
         self._prepare()
         file = self.warehouse / FILE
         return {
@@ -59,7 +59,7 @@ class LocalCatalog:
         }
 
     def open(self) -> "PyCatalog":
-        """PyIceberg's SqlCatalog on the same file."""
+        """Open PyIceberg's SqlCatalog on the same file."""
         from pyiceberg.catalog.sql import SqlCatalog
 
         self._prepare()
@@ -72,11 +72,11 @@ class LocalCatalog:
         )
 
     def check(self) -> None:
-        """The warehouse can be written and the SQLite file is one."""
+        """Check that the warehouse can be written and the catalog file is a SQLite database."""
         self._prepare()
 
     def _prepare(self) -> None:
-        """Folder, file and tables; raises what is in the way."""
+        """Create folder, file and tables if they are missing; raises SetupError or Unreachable."""
         if "?" in str(self.warehouse):  # where settings begin in the address of the SQLite file
             raise SetupError(
                 f"warehouse folder `{self.warehouse}` has a `?` in its name",

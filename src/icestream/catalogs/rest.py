@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
     from pyiceberg.catalog import Catalog as PyCatalog
 
-_PATIENCE_SECONDS = 10  # PyIceberg itself waits for ever
+_TIMEOUT_SECONDS = 10  # PyIceberg itself has no timeout
 _SECRET = re.compile("(?i)secret|password|token|credential|auth|key|^header")
 _NO_CONNECTION = {
     "connection refused": re.compile("Connection refused"),
@@ -37,7 +37,7 @@ class RestCatalog:
     def __init__(self, options: Any) -> None:
         self.name: str = options.name
         uri = options.uri.rstrip("/")
-        own = {
+        settings = {
             "uri": uri,
             "warehouse": options.warehouse,
             "credential": _plain(options.credential),
@@ -45,30 +45,30 @@ class RestCatalog:
             "oauth2-server-uri": options.oauth2_server_uri,
             "scope": options.scope,
         }
-        self._settings = {key: value for key, value in own.items() if value is not None}
+        self._settings = {key: value for key, value in settings.items() if value is not None}
         if options.credential or options.token:
-            # Said aloud, both clients take this for what it is instead of warning about it.
+            # It is the default of both clients, which warn about it unless it is set.
             self._settings.setdefault("oauth2-server-uri", f"{uri}/v1/oauth/tokens")
         self._settings.update(options.properties)
 
     def java_properties(self) -> Mapping[str, str]:
-        """RESTCatalog; PyIceberg has the same names for all of it."""
+        """Return the properties of a RESTCatalog; PyIceberg has the same names for all of them."""
         return {"type": "rest", **self._settings}
 
     def open(self) -> "PyCatalog":
-        """PyIceberg's RestCatalog, after a look whether anybody answers at all."""
+        """Open PyIceberg's RestCatalog, after a request with a timeout to each address."""
         import requests
         from pyiceberg.catalog.rest import RestCatalog as PyRestCatalog
 
         try:
             for address in self._addresses():
-                requests.get(address, timeout=_PATIENCE_SECONDS).close()
+                requests.get(address, timeout=_TIMEOUT_SECONDS).close()
             return PyRestCatalog(self.name, **self._settings)
         except Exception as failure:  # of requests, PyIceberg, pydantic: each its own family
             raise self._unreachable(failure) from None
 
     def check(self) -> None:
-        """The server is a catalog and our credentials are good for its namespaces."""
+        """Check that the server is a catalog and our credentials may list its namespaces."""
         catalog = self.open()
         try:
             catalog.list_namespaces()
@@ -81,7 +81,7 @@ class RestCatalog:
         return [config, *login]
 
     def _unreachable(self, failure: Exception) -> Unreachable:
-        """The cause in one plain line, without a secret."""
+        """Return an error with the cause in one line, without a secret, and a hint."""
         cause = self._discreet(self._cause(failure))
         hint = next((hint for part, hint in _HINTS.items() if part in cause), None)
         return Unreachable(f"REST catalog: {cause}", where=self._where(), hint=hint)
@@ -91,22 +91,24 @@ class RestCatalog:
         from pyiceberg import exceptions
 
         text = " ".join(str(failure).split())
-        known = "credential" in self._settings or "token" in self._settings
+        has_login = "credential" in self._settings or "token" in self._settings
         match failure:
             case requests.exceptions.SSLError():
                 if "WRONG_VERSION_NUMBER" in text or "record layer" in text:
                     return "TLS: what listens there speaks no TLS"
                 return "TLS: its certificate is not trusted"
             case requests.exceptions.Timeout():
-                return f"does not answer within {_PATIENCE_SECONDS} s"
+                return f"does not answer within {_TIMEOUT_SECONDS} s"
             case requests.exceptions.ConnectionError():
-                found = (plain for plain, sign in _NO_CONNECTION.items() if sign.search(text))
-                return next(found, "no connection")
+                causes = (
+                    cause for cause, pattern in _NO_CONNECTION.items() if pattern.search(text)
+                )
+                return next(causes, "no connection")
             case requests.exceptions.RequestException():
                 return "`catalog.uri` is not an http or https address"
             case exceptions.OAuthError():
                 return f"it does not accept the credential: {text[:300]}"
-            case exceptions.UnauthorizedError() if known:
+            case exceptions.UnauthorizedError() if has_login:
                 return "it does not accept the credentials (401)"
             case exceptions.UnauthorizedError():
                 return "it asks for credentials (401)"
@@ -123,6 +125,7 @@ class RestCatalog:
         return "what answers there is not an Iceberg REST catalog"
 
     def _discreet(self, text: str) -> str:
+        """Replace secrets in a text: the values of properties with such names."""
         secrets = {value for key, value in self._settings.items() if _SECRET.search(key)}
         secrets.discard(self._settings.get("oauth2-server-uri", ""))
         secrets.add(self._settings.get("credential", "").partition(":")[2])
@@ -131,7 +134,7 @@ class RestCatalog:
         return text
 
     def _where(self) -> str:
-        """The address without what may be a password in it."""
+        """Return the address without user, password and query."""
         return re.sub(r"[^/]*@", "", self._settings["uri"].partition("?")[0])
 
 

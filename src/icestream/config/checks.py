@@ -1,4 +1,4 @@
-"""Phase 2 of validation: parts of a file that do not fit together, though each is well formed."""
+"""Second phase of validation: finds well-formed options that contradict each other."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ _CATALOG_KEYS = {
 
 
 def check(pipeline: PipelineConfig) -> list[Problem]:
-    """Everything in a well-formed pipeline that contradicts something else in it."""
+    """Return a problem for each option of a well-formed pipeline that contradicts another one."""
     return [
         *_source(pipeline),
         *_twice(pipeline),
@@ -47,11 +47,11 @@ def _source(pipeline: PipelineConfig) -> Iterator[Problem]:
 
 def _included(pipeline: PipelineConfig, rule: TableRule, loc: Loc) -> Iterator[Problem]:
     source = pipeline.source
-    switched = "metadata_columns" in rule.model_fields_set
-    shown = rule.metadata_columns if switched else pipeline.defaults.metadata_columns
-    if isinstance(source, KafkaSourceOptions) and source.include and not shown:
-        where = (*loc, "metadata_columns") if switched else ("defaults", "metadata_columns")
-        yield Problem(where, "`source.include` adds to the metadata columns: not without them")
+    is_set = "metadata_columns" in rule.model_fields_set
+    has_columns = rule.metadata_columns if is_set else pipeline.defaults.metadata_columns
+    if isinstance(source, KafkaSourceOptions) and source.include and not has_columns:
+        switch_loc = (*loc, "metadata_columns") if is_set else ("defaults", "metadata_columns")
+        yield Problem(switch_loc, "`source.include` adds to the metadata columns: not without them")
 
 
 def _twice(pipeline: PipelineConfig) -> Iterator[Problem]:
@@ -59,14 +59,14 @@ def _twice(pipeline: PipelineConfig) -> Iterator[Problem]:
     source = pipeline.source
     if isinstance(source, KafkaSourceOptions):
         yield from kafka.check(source.options)
-    own = f"spark.sql.catalog.{pipeline.catalog.name}"
+    prefix = f"spark.sql.catalog.{pipeline.catalog.name}"
     for key in pipeline.spark:
-        if key == own or key.startswith(f"{own}."):
+        if key == prefix or key.startswith(f"{prefix}."):
             yield Problem(("spark", key), "said twice: `catalog` says it")
     properties: list[tuple[Loc, Mapping[str, str]]] = [
         (("defaults", "properties"), pipeline.defaults.properties),
-        *((("tables", at, "properties"), rule.properties)
-          for at, rule in enumerate(pipeline.tables)),
+        *((("tables", index, "properties"), rule.properties)
+          for index, rule in enumerate(pipeline.tables)),
     ]  # fmt: skip
     for loc, entries in properties:
         for key in entries:
@@ -83,8 +83,8 @@ def _said(entries: Iterable[str], loc: Loc, says: Mapping[str, str]) -> Iterator
 def _tables(pipeline: PipelineConfig) -> Iterator[Problem]:
     catch_all: Loc | None = None
     names: dict[str, Loc] = {}
-    for at, rule in enumerate(pipeline.tables):
-        loc: Loc = ("tables", at)
+    for index, rule in enumerate(pipeline.tables):
+        loc: Loc = ("tables", index)
         if catch_all is not None:
             yield Problem(loc, f"never reached: `{show_path(catch_all)}` takes every topic")
         elif rule.match is None or rule.match in (".*", ".+"):
@@ -114,43 +114,43 @@ def _name(pipeline: PipelineConfig, rule: TableRule, loc: Loc) -> Iterator[Probl
     if rule.name is None:
         yield Problem((*loc, "name"), "this key is required")
         return
-    here = (*loc, "name")
+    name_loc = (*loc, "name")
     for placeholder in PLACEHOLDER.findall(rule.name):
         if placeholder not in groups(pipeline, rule):
             yield Problem(
-                here,
+                name_loc,
                 f"nothing fills `{{{placeholder}}}`",
                 hint=f"name the group in `match`: (?P<{placeholder or 'table'}>…)",
                 quotes_value=True,
             )
-    plain = PLACEHOLDER.sub("x", rule.name)
-    if TABLE_NAME.fullmatch(plain) is None:
-        yield Problem(here, "expected namespace.table, of letters, digits, _ and -")
-    elif plain.endswith(QUARANTINE):
-        yield Problem(here, "tables that end in __quarantine hold bad records")
+    example = PLACEHOLDER.sub("x", rule.name)
+    if TABLE_NAME.fullmatch(example) is None:
+        yield Problem(name_loc, "expected namespace.table, of letters, digits, _ and -")
+    elif example.endswith(QUARANTINE):
+        yield Problem(name_loc, "tables that end in __quarantine hold bad records")
 
 
 def _columns(rule: TableRule, loc: Loc) -> Iterator[Problem]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for column in rule.columns:
-        here = (*loc, "columns", column)
+        column_loc = (*loc, "columns", column)
         if column.lower() in RESERVED_COLUMNS:
-            yield Problem(here, "this name belongs to Iceberg's metadata columns")
+            yield Problem(column_loc, "this name belongs to Iceberg's metadata columns")
         if column.lower() in OWN_COLUMNS:
-            yield Problem(here, "icestream writes this column itself")
-        if column.lower() in seen:
-            yield Problem(here, "declared twice; case makes no difference")
+            yield Problem(column_loc, "icestream writes this column itself")
+        if column.lower() in names:
+            yield Problem(column_loc, "declared twice; case makes no difference")
         if column in rule.except_columns:
-            yield Problem(here, "declared, and left out by `except_columns`")
-        seen.add(column.lower())
-    for name, used in (
+            yield Problem(column_loc, "declared, and left out by `except_columns`")
+        names.add(column.lower())
+    for name, columns in (
         ("partition_by", [ddl.parse_partition(text).column for text in rule.partition_by]),
         ("sort_by", [ddl.parse_sort(text).column for text in rule.sort_by]),
         ("keys", rule.keys or ()),
     ):
-        for at, column in enumerate(used):
+        for index, column in enumerate(columns):
             if column in rule.except_columns:
-                yield Problem((*loc, name, at), "the column is left out by `except_columns`")
+                yield Problem((*loc, name, index), "the column is left out by `except_columns`")
 
 
 def _mode(pipeline: PipelineConfig, rule: TableRule, loc: Loc) -> Iterator[Problem]:
@@ -173,7 +173,7 @@ def _mode(pipeline: PipelineConfig, rule: TableRule, loc: Loc) -> Iterator[Probl
         )  # fmt: skip
 
 
-# Options of Iceberg's actions that decide what runs, here and not only in Java.
+# Options of Iceberg's actions that icestream reads too, to decide what runs.
 _COUNTS = (
     "target-file-size-bytes",
     "min-file-size-bytes",
@@ -207,11 +207,11 @@ def _maintenance(pipeline: PipelineConfig) -> Iterator[Problem]:
 def _alerts(pipeline: PipelineConfig) -> Iterator[Problem]:
     if pipeline.alerts is None:
         return
-    for at, rule in enumerate(pipeline.alerts.rules):
-        for position, channel in enumerate(rule.to):
+    for rule_index, rule in enumerate(pipeline.alerts.rules):
+        for channel_index, channel in enumerate(rule.to):
             if channel not in pipeline.alerts.channels:
                 known = ", ".join(pipeline.alerts.channels) or "none"
                 yield Problem(
-                    ("alerts", "rules", at, "to", position),
+                    ("alerts", "rules", rule_index, "to", channel_index),
                     f"no such channel under `alerts.channels`; known: {known}",
                 )

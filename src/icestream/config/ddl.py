@@ -1,4 +1,4 @@
-"""Column types, partition transforms and sort orders, written as in Spark DDL. Pure parsing."""
+"""Parses column types, partition transforms and sort orders written as in Spark DDL."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -53,63 +53,63 @@ class _Token:
         return self.kind == "mark" and self.text == mark
 
     @property
-    def seen(self) -> str:
+    def shown(self) -> str:
         return "the end" if self.kind == "end" else f"`{self.text}`"
 
 
 class _Tokens:
-    """The tokens of one text, read from left to right."""
+    """The tokens of one text, read from left to right; errors are ValueErrors."""
 
     def __init__(self, text: str) -> None:
-        self._rest = list(self._split(text.rstrip()))[::-1]
+        self._pending = list(self._split(text.rstrip()))[::-1]
 
     @staticmethod
     def _split(text: str) -> Iterator[_Token]:
-        at = 0
-        while at < len(text):
-            found = _TOKEN.match(text, at)
-            if found is None:
-                raise ValueError(f"cannot read `{text[at:].strip()}`")
-            at = found.end()
-            if found[1] is not None:
-                yield _Token(found[1].replace("``", "`"), "name")
+        position = 0
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise ValueError(f"cannot read `{text[position:].strip()}`")
+            position = match.end()
+            if match[1] is not None:
+                yield _Token(match[1].replace("``", "`"), "name")
             else:
-                yield _Token(found[2] or found[3], "word" if found[2] else "mark")
+                yield _Token(match[2] or match[3], "word" if match[2] else "mark")
 
     @property
     def next(self) -> _Token:
-        return self._rest[-1] if self._rest else _Token("", "end")
+        return self._pending[-1] if self._pending else _Token("", "end")
 
     def take(self) -> _Token:
-        return self._rest.pop() if self._rest else self.next
+        return self._pending.pop() if self._pending else self.next
 
     def skip(self, mark: str) -> bool:
-        """Take the mark if it comes next."""
+        """Take the mark if it comes next; returns whether it does."""
         return self.next.is_mark(mark) and bool(self.take())
 
     def need(self, mark: str) -> None:
         if not self.skip(mark):
-            raise ValueError(f"expected `{mark}`, found {self.next.seen}")
+            raise ValueError(f"expected `{mark}`, found {self.next.shown}")
 
     def name(self) -> str:
         token = self.take()
         if token.kind not in ("name", "word"):
-            raise ValueError(f"expected a name, found {token.seen}")
+            raise ValueError(f"expected a name, found {token.shown}")
         return token.text
 
     def number(self) -> int:
         token = self.take()
         if token.kind != "word" or re.fullmatch("[0-9]{1,9}", token.text) is None:
-            raise ValueError(f"expected a whole number, found {token.seen}")
+            raise ValueError(f"expected a whole number, found {token.shown}")
         return int(token.text)
 
     def end(self) -> None:
         if self.next.kind != "end":
-            raise ValueError(f"nothing may follow here, found {self.next.seen}")
+            raise ValueError(f"nothing may follow here, found {self.next.shown}")
 
 
 def parse_type(text: str) -> "IcebergType":
-    """A Spark DDL type as an Iceberg type; nested field ids are placeholders (-1, -2, …)."""
+    """Parse a Spark DDL type as an Iceberg type; field ids are placeholders (-1, -2, …)."""
     tokens = _Tokens(text)
     ids = count(-1, -1)
     parsed = _type(tokens, lambda: next(ids))
@@ -118,17 +118,17 @@ def parse_type(text: str) -> "IcebergType":
 
 
 def _type(tokens: _Tokens, new_id: Callable[[], int]) -> "IcebergType":
-    from pyiceberg import types as iceberg  # half a second: only for files that declare columns
+    from pyiceberg import types as iceberg  # takes half a second: only if columns are declared
 
     token = tokens.take()
     word = _ALIASES.get(token.text.lower(), token.text.lower())
     if token.kind != "word":
-        raise ValueError(f"expected a type, found {token.seen}")
+        raise ValueError(f"expected a type, found {token.shown}")
     if word == "array":
         tokens.need("<")
-        item = iceberg.ListType(new_id(), _type(tokens, new_id), element_required=False)
+        array = iceberg.ListType(new_id(), _type(tokens, new_id), element_required=False)
         tokens.need(">")
-        return item
+        return array
     if word == "map":
         tokens.need("<")
         key_id, key = new_id(), _type(tokens, new_id)
@@ -152,7 +152,7 @@ def _type(tokens: _Tokens, new_id: Callable[[], int]) -> "IcebergType":
         "uuid": iceberg.UUIDType,
     }  # fmt: skip
     if word not in plain:
-        raise ValueError(f"unknown type {token.seen}")
+        raise ValueError(f"unknown type {token.shown}")
     return plain[word]()
 
 
@@ -164,7 +164,7 @@ def _struct(tokens: _Tokens, new_id: Callable[[], int]) -> "IcebergType":
     while True:
         name, field_id = tokens.name(), new_id()
         tokens.skip(":")  # Spark takes `a: int` and `a int`
-        if any(name.lower() == other.name.lower() for other in fields):
+        if any(name.lower() == field.name.lower() for field in fields):
             raise ValueError(f"field `{name}` twice in one struct")
         fields.append(iceberg.NestedField(field_id, name, _type(tokens, new_id), required=False))
         if not tokens.skip(","):
@@ -184,35 +184,36 @@ def _decimal(tokens: _Tokens) -> tuple[int, int]:
     return precision, scale
 
 
-def format_type(kind: "IcebergType") -> str:
-    """The Spark DDL text that `parse_type` reads back to the same type."""
+def format_type(iceberg_type: "IcebergType") -> str:
+    """Return the Spark DDL text that `parse_type` reads back to the same type."""
     from pyiceberg import types as iceberg
 
-    match kind:
+    match iceberg_type:
         case iceberg.ListType():
-            return f"array<{format_type(kind.element_type)}>"
+            return f"array<{format_type(iceberg_type.element_type)}>"
         case iceberg.MapType():
-            return f"map<{format_type(kind.key_type)},{format_type(kind.value_type)}>"
+            parts = (iceberg_type.key_type, iceberg_type.value_type)
+            return f"map<{','.join(map(format_type, parts))}>"
         case iceberg.StructType():
-            inner = (f"{quoted(f.name)}:{format_type(f.field_type)}" for f in kind.fields)
+            inner = (f"{quoted(f.name)}:{format_type(f.field_type)}" for f in iceberg_type.fields)
             return f"struct<{','.join(inner)}>"
         case iceberg.DecimalType():
-            return f"decimal({kind.precision},{kind.scale})"
+            return f"decimal({iceberg_type.precision},{iceberg_type.scale})"
         case iceberg.FixedType():
             return "binary"
-    spark = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
-    return spark.get(str(kind), str(kind))
+    spark_names = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
+    return spark_names.get(str(iceberg_type), str(iceberg_type))
 
 
 def quoted(name: str) -> str:
-    """A column or table name for Spark SQL: in backticks unless it is a plain word."""
+    """Quote a column or table name for Spark SQL: in backticks unless it is a plain word."""
     if _PLAIN_NAME.fullmatch(name):
         return name
     return "`" + name.replace("`", "``") + "`"
 
 
 def parse_partition(text: str) -> PartitionField:
-    """`days(at)`, `bucket(16, id)`, `truncate(name, 10)` or a plain column."""
+    """Parse `days(at)`, `bucket(16, id)`, `truncate(name, 10)` or a plain column."""
     tokens = _Tokens(text)
     field = PartitionField(*_term(tokens))
     tokens.end()
@@ -220,7 +221,7 @@ def parse_partition(text: str) -> PartitionField:
 
 
 def parse_sort(text: str) -> SortField:
-    """A column or transform with `asc` or `desc` and `nulls first` or `nulls last`."""
+    """Parse a column or transform with `asc` or `desc` and `nulls first` or `nulls last`."""
     tokens = _Tokens(text)
     column, transform, argument = _term(tokens)
     words = []
@@ -235,7 +236,7 @@ def parse_sort(text: str) -> SortField:
 
 
 def _term(tokens: _Tokens) -> tuple[str, str, int | None]:
-    """(column, transform, argument) of `column`, `transform(column)` or one with a number."""
+    """Parse a column or a transform of one; returns column, transform and its number, if any."""
     word = tokens.next
     column = _column(tokens)
     if not tokens.skip("("):
@@ -243,7 +244,7 @@ def _term(tokens: _Tokens) -> tuple[str, str, int | None]:
     transform = _TRANSFORMS.get(column.lower())
     if transform is None or word.kind != "word":
         raise ValueError(
-            f"unknown transform {word.seen}: years, months, days, hours, bucket or truncate"
+            f"unknown transform {word.shown}: years, months, days, hours, bucket or truncate"
         )
     argument = None
     if transform in _WITH_ARGUMENT and tokens.next.text.isdigit() and tokens.next.kind == "word":

@@ -1,4 +1,4 @@
-"""YAML (and so JSON) text as plain data that remembers the line of every key."""
+"""Reads YAML (and so JSON) text as plain data, and remembers the line of every key."""
 
 import re
 from dataclasses import dataclass, field
@@ -29,19 +29,19 @@ class DocumentError(Exception):
 
 @dataclass
 class Document:
-    """The data of a file as it is written, and where each part of it stands."""
+    """The data of a file as it is written, and the line of each part."""
 
     data: Any = None
     lines: dict[Loc, int] = field(default_factory=dict)
 
     def line(self, loc: Loc) -> int:
-        """The line of a key, or of the nearest part around it."""
+        """Return the line of a key, or of the nearest part around it."""
         while loc and loc not in self.lines:
             loc = loc[:-1]
         return self.lines.get(loc, 1)
 
     def get(self, loc: Loc) -> Any:
-        """The value at a path as it is written; None where there is none."""
+        """Return the value at a path as it is written; None: there is none."""
         value = self.data
         for step in loc:
             try:
@@ -52,7 +52,7 @@ class Document:
 
 
 def show_path(loc: Loc) -> str:
-    """`tables[0].partition_by` for ("tables", 0, "partition_by")."""
+    """Write a path for messages: `tables[0].partition_by` for ("tables", 0, "partition_by")."""
     text = ""
     for step in loc:
         if isinstance(step, int):
@@ -74,9 +74,9 @@ def parse(text: str) -> Document:
         what = error.problem or error.context or "not readable"
         raise DocumentError(f"not valid YAML: {what}", mark.line + 1 if mark else 1) from None
     except YAMLError as error:  # a character that YAML does not allow
-        at = getattr(error, "position", 0)
+        position = getattr(error, "position", 0)
         raise DocumentError("not valid YAML: special characters are not allowed",
-                            text.count("\n", 0, at) + 1) from None  # fmt: skip
+                            text.count("\n", 0, position) + 1) from None  # fmt: skip
     document = Document()
     if node is not None:
         document.data = _DocumentBuilder(yaml, document).build(node, ())
@@ -84,7 +84,7 @@ def parse(text: str) -> Document:
 
 
 class _DocumentBuilder:
-    """From nodes to plain data, noting lines on the way."""
+    """Turns YAML nodes into plain data and notes their lines."""
 
     def __init__(self, yaml: YAML, document: Document) -> None:
         self._yaml = yaml
@@ -101,7 +101,7 @@ class _DocumentBuilder:
             if isinstance(node, ScalarNode):
                 return self._scalar(node)
             if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
-                return [self.build(item, (*loc, at)) for at, item in enumerate(node.value)]
+                return [self.build(item, (*loc, index)) for index, item in enumerate(node.value)]
             if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
                 return self._mapping(node, loc)
         finally:
@@ -122,7 +122,7 @@ class _DocumentBuilder:
     def _mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
         data: dict[str, Any] = {}
         merged: dict[str, Any] = {}
-        own: dict[str, int] = {}
+        key_lines: dict[str, int] = {}
         for key, value in node.value:
             if key.tag == _MERGE:  # first, so that the lines of the mapping's own keys win
                 merged = {**self._merged(value, loc), **merged}
@@ -133,11 +133,12 @@ class _DocumentBuilder:
             if not isinstance(key, ScalarNode) or key.tag not in _AS_TEXT:
                 raise DocumentError("a key must be text; put it in quotes", line)
             name = _text(key)
-            if name in own:
+            if name in key_lines:
                 raise DocumentError(
-                    f"`{show_path((*loc, name))}` is there twice, first on line {own[name]}", line
+                    f"`{show_path((*loc, name))}` is there twice, first on line {key_lines[name]}",
+                    line,
                 )
-            own[name] = line
+            key_lines[name] = line
             self._lines[*loc, name] = line
             data[name] = self.build(value, (*loc, name))
         return {**merged, **data}
@@ -157,7 +158,7 @@ class _DocumentBuilder:
 
 
 def _text(node: ScalarNode) -> str:
-    """JSON escapes a rare character as two halves, which are one again here."""
+    """Return a scalar's text; joins surrogate pairs, as which JSON escapes rare characters."""
     text: str = node.value
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")

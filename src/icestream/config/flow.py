@@ -1,4 +1,4 @@
-"""Flow style ends a value at a comma; puts `decimal(12,2)` and `bucket(16, id)` together again.
+"""Joins `decimal(12,2)` and `bucket(16, id)` again, which YAML's flow style splits at the comma.
 
 `columns: {amount: decimal(12,2)}` is, to YAML, {amount: "decimal(12", "2)": null}. A piece with an
 open bracket is never valid on its own, so joining it with what follows cannot change a good file.
@@ -34,7 +34,7 @@ def _joined(items: list[Any]) -> list[Any]:
 
 
 def _piece(item: Any) -> str | None:
-    """The text of an item that may be the rest of the one before: no value of its own."""
+    """Return the text of an item that may belong to the one before; None: it has its own value."""
     if isinstance(item, tuple):
         key, value = item
         return key.value if value.tag == _NULL and not value.value else None

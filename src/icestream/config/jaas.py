@@ -23,14 +23,14 @@ class Module:
 
 @dataclass(frozen=True)
 class Login:
-    """What an entry says."""
+    """The login module of an entry, and the options that it gives it."""
 
     module: Module
     options: Mapping[str, str] = field(repr=False)
 
 
 class NotAccepted(ValueError):
-    """An entry that is not accepted, in words without any part of it."""
+    """An entry is not accepted; the message quotes no part of it."""
 
 
 _PACKAGE = "org.apache.kafka.common.security."
@@ -58,12 +58,12 @@ _CONTROLS = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))
 
 
 def parse(text: str) -> Login:
-    """Read one entry, or raise NotAccepted."""
-    entries, at = [], 0
-    while at < len(text) and (found := _ENTRY.match(text, at)):
-        entries.append(found)
-        at = found.end()
-    if at < len(text) or not entries:
+    """Read the text's one entry; raises NotAccepted."""
+    entries, position = [], 0
+    while position < len(text) and (match := _ENTRY.match(text, position)):
+        entries.append(match)
+        position = match.end()
+    if position < len(text) or not entries:
         if "krb5loginmodule" in text.lower():
             raise NotAccepted(KERBEROS)
         raise NotAccepted(
@@ -93,10 +93,10 @@ def _login(name: str, text: str) -> Login:
 
 
 def _plain(value: str) -> str:
-    """The text that Java reads: without quotes, with its escapes."""
+    """Return a value as Java reads it: without quotes, escapes replaced."""
     if value[0] not in "\"'":
         return value
-    return _ESCAPE.sub(lambda found: _escaped(found[1]), value[1:-1])
+    return _ESCAPE.sub(lambda match: _escaped(match[1]), value[1:-1])
 
 
 def _escaped(code: str) -> str:

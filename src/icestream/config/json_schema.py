@@ -1,4 +1,4 @@
-"""JSON Schema of the pipeline file, generated from the model."""
+"""Generates the JSON Schema of the pipeline file from the model."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Writes defaults as they are written in the file."""
+    """Writes durations, and names of classes, as users of the file know them."""
 
     schema_dialect = _DIALECT
 
@@ -23,21 +23,21 @@ class _SchemaGenerator(GenerateJsonSchema):
         return super().encode_default(dft)
 
     def normalize_name(self, name: str) -> str:
-        """Give `KafkaSourceOptions` its name in the file's own words: KafkaSource."""
+        """Name a definition without `Options`: KafkaSource for `KafkaSourceOptions`."""
         return schema_name(super().normalize_name(name))
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema that editors complete from; what is not built yet says so."""
+    """Return the schema that editors complete from; options not built yet are marked."""
     schema = PipelineConfig.model_json_schema(schema_generator=_SchemaGenerator)
-    _tell_not_built(schema)
+    _mark_not_built(schema)
     return {"$schema": _DIALECT, **schema, "title": "icestream.yml"}
 
 
-def _tell_not_built(part: Any) -> None:
+def _mark_not_built(part: Any) -> None:
     if isinstance(part, list):
         for item in part:
-            _tell_not_built(item)
+            _mark_not_built(item)
     if not isinstance(part, dict):
         return
     mark = part.get(NOT_BUILT)
@@ -45,4 +45,4 @@ def _tell_not_built(part: Any) -> None:
         note = "not built yet" if isinstance(mark, str) else f"not built yet: {', '.join(mark)}"
         part["description"] = f"{part.get('description', '')} ({note})".strip()
     for item in part.values():
-        _tell_not_built(item)
+        _mark_not_built(item)

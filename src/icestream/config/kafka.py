@@ -1,4 +1,4 @@
-"""Which of Spark's and Kafka's own options may stand under `source.options` of `type: kafka`.
+"""Checks `source.options` of `type: kafka`: options of Spark and Kafka that are passed on.
 
 An allow-list by name: a name that is not here does not reach the JVM. Messages never quote a
 value, since most of these are or surround secrets.
@@ -105,7 +105,7 @@ _STORE_VALUES = {"truststore": ("location", "certificates"),
 
 
 def check(options: Options) -> Iterator[Problem]:
-    """Everything under `source.options` that may not be there or does not fit together."""
+    """Yield a problem for each option that is not allowed or does not fit the others."""
     for key, value in options.items():
         yield from _name(key) if key not in ALLOWED else _value(key, value)
     known = {key: value for key, value in options.items() if key in ALLOWED}
@@ -114,14 +114,14 @@ def check(options: Options) -> Iterator[Problem]:
 
 
 def added(options: Options) -> dict[str, str]:
-    """The client properties that we set ourselves, because users may not name classes."""
+    """Return the client properties that icestream sets itself: users may not name classes."""
     if options.get("kafka.sasl.mechanism") != "OAUTHBEARER":
         return {}
     return {"kafka.sasl.login.callback.handler.class": OAUTH_HANDLER}
 
 
 def jvm_flags(options: Options) -> list[str]:
-    """System properties of Kafka's client that fence what it may load, whatever gets that far."""
+    """Return JVM flags that limit what Kafka's client may load, should an option get that far."""
     kafka, modules = "-Dorg.apache.kafka", "com.sun.security.auth.module"
     url = options.get(_ENDPOINT, "")
     return [
@@ -154,9 +154,9 @@ def _value(key: str, value: str) -> Iterator[Problem]:
     if key in _NUMBERS and _NUMBER.fullmatch(value) is None:
         yield _problem(key, "expected a whole number")
     elif key in _CHOICES and value not in _CHOICES[key]:
-        kerberos = key == "kafka.sasl.mechanism" and value.strip().upper() == "GSSAPI"
+        is_kerberos = key == "kafka.sasl.mechanism" and value.strip().upper() == "GSSAPI"
         expected = f"expected {', '.join(_CHOICES[key])}"
-        yield _problem(key, f"{KERBEROS}; {expected}" if kerberos else expected)
+        yield _problem(key, f"{KERBEROS}; {expected}" if is_kerberos else expected)
     elif key == _ENDPOINT and _URL.fullmatch(value) is None:
         yield _problem(key, "expected a URL that begins with https or http, without user or comma")
     elif key == "kafka.ssl.endpoint.identification.algorithm" and value.lower() != "https":
@@ -189,12 +189,14 @@ def _tls(options: Options) -> Iterator[Problem]:
     ):
         yield _problem(unused, "needs `kafka.security.protocol: SSL` or SASL_SSL")
     for store, names in _STORE_VALUES.items():
-        kind = f"kafka.ssl.{store}.type"
-        used = [kind, *(f"kafka.ssl.{store}.{name}" for name in names)]
-        first = next((key for key in used if key in options), None)
-        if first and options.get(kind) != "PEM":
-            what = "only PEM is read" if first == kind else f"needs `{kind}: PEM`, else it is JKS"
-            yield _problem(first, what, f"convert it with `{_TO_PEM[store]}`, then `{kind}: PEM`")
+        type_key = f"kafka.ssl.{store}.type"
+        keys = [type_key, *(f"kafka.ssl.{store}.{name}" for name in names)]
+        first_key = next((key for key in keys if key in options), None)
+        if first_key and options.get(type_key) != "PEM":
+            is_type = first_key == type_key
+            what = "only PEM is read" if is_type else f"needs `{type_key}: PEM`, else it is JKS"
+            hint = f"convert it with `{_TO_PEM[store]}`, then `{type_key}: PEM`"
+            yield _problem(first_key, what, hint)
 
 
 def _problem(key: str, message: str, hint: str | None = None) -> Problem:

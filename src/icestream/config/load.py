@@ -19,21 +19,21 @@ from icestream.errors import ConfigError
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A pipeline whose rules carry the defaults, and what there is to say about its file."""
+    """A pipeline whose rules carry the defaults, with its file, warnings and secrets."""
 
     pipeline: PipelineConfig
     path: Path
     warnings: list[str] = field(default_factory=list)
-    secrets: frozenset[str] = field(default=frozenset(), repr=False)  # what came from outside
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)  # values from outside
     document: Document = field(default_factory=Document, repr=False)
 
     def where(self, *loc: str | int) -> str:
-        """`icestream.yml:31` for an option, such as where("tables", 0, "partition_by")."""
+        """Return file and line of an option: `icestream.yml:31` for where("tables", 0, "name")."""
         return f"{self.path}:{self.document.line(loc)}"
 
 
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> LoadedConfig:
-    """Read, fill in and check a file; everything that is wrong with it is one ConfigError."""
+    """Read a file, fill in `${…}` and check it; one ConfigError has all that is wrong with it."""
     path = Path(path)
     document = _read(path)
     filled = substitute(document.data, os.environ if env is None else env, path.absolute().parent)
@@ -75,7 +75,7 @@ def _validate(filled: Substitution, path: Path, report: ProblemReporter) -> Pipe
 
 
 def _with_defaults(pipeline: PipelineConfig) -> PipelineConfig:
-    """Fill into each rule what it leaves to `defaults`; properties are merged."""
+    """Copy `defaults` into each rule that does not set them itself; properties are merged."""
     shared = {name: getattr(pipeline.defaults, name) for name in Defaults.model_fields}
     rules = []
     for rule in pipeline.tables:

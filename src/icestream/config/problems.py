@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline file, said in its own words: file, line, option, what was seen."""
+"""Reports what is wrong with a pipeline file: file, line, option and value as it is written."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from icestream.config.model import PipelineConfig
 from icestream.config.values import spark_text
 from icestream.errors import ConfigError, NotBuilt
 
-_FOREIGN = ("options", "properties", "spark")
+_FOREIGN = ("options", "properties", "spark")  # passed through: may hold secrets of any name
 _SECRET = ("credential", "token", "password", "url", "uri")
 _SEE_SCHEMA = "`icestream schema` prints every option"
 
@@ -40,20 +40,22 @@ class ProblemReporter:
     filled: frozenset[Loc] = frozenset()
 
     def error(self, problems: Iterable[Problem]) -> ConfigError:
-        """All problems together, as NotBuilt if there is no other kind among them."""
-        found = sorted(map(self._discreet, dict.fromkeys(problems)), key=self._line)
-        kind = NotBuilt if all(p.not_built for p in found) else ConfigError
-        if len(found) == 1:
-            return kind(self._text(found[0]), where=self._at(found[0]), hint=found[0].hint)
-        lines = (f"  {self._at(p)}: {self._text(p)}" for p in found)
-        if kind is NotBuilt:
+        """Return one error with all problems; a NotBuilt if all are options not built yet."""
+        in_order = sorted(map(self._discreet, dict.fromkeys(problems)), key=self._line)
+        error_class = NotBuilt if all(p.not_built for p in in_order) else ConfigError
+        if len(in_order) == 1:
+            return error_class(
+                self._text(in_order[0]), where=self._at(in_order[0]), hint=in_order[0].hint
+            )
+        lines = (f"  {self._at(p)}: {self._text(p)}" for p in in_order)
+        if error_class is NotBuilt:
             hint: str | None = "leave these out for now; `icestream schema` marks what is not built"
         else:
-            hint = next((p.hint for p in found if p.hint), _SEE_SCHEMA)
-        return kind(f"{len(found)} errors in {self.path}\n" + "\n".join(lines), hint=hint)
+            hint = next((p.hint for p in in_order if p.hint), _SEE_SCHEMA)
+        return error_class(f"{len(in_order)} errors in {self.path}\n" + "\n".join(lines), hint=hint)
 
     def _text(self, problem: Problem) -> str:
-        """One line: the option, what was seen as it is written in the file, what is wrong."""
+        """Return one line: the option, its value as it is written, and what is wrong."""
         if not problem.loc:
             return problem.message
         return f"{self._option(problem)}{' ' if problem.not_built else ': '}{problem.message}"
@@ -85,20 +87,21 @@ class ProblemReporter:
 
 
 def from_pydantic(errors: Sequence[ErrorDetails], data: Any) -> list[Problem]:
-    """The errors of the model in plain words, at the paths of the file."""
+    """Return the model's errors as problems: plain words, at the paths of the file."""
     located = [(error, _file_loc(error, data)) for error in errors]
     return [
         _plain(error, loc, data)
         for error, loc in located
-        if error["type"] != "too_short" or not _at(data, loc)  # only good entries are counted
+        # Pydantic counts good entries only: a list of nothing but bad ones is not too short.
+        if error["type"] != "too_short" or not _at(data, loc)
     ]
 
 
 def _file_loc(error: ErrorDetails, data: Any) -> Loc:
-    """The path in the file: without the tags that pydantic adds for variants."""
+    """Return the path in the file: pydantic's, without the tags that it adds for variants."""
     loc: list[str | int] = []
-    for at, step in enumerate(error["loc"]):
-        is_last = at == len(error["loc"]) - 1
+    for index, step in enumerate(error["loc"]):
+        is_last = index == len(error["loc"]) - 1
         in_list = isinstance(data, list) and isinstance(step, int) and step < len(data)
         if in_list or (isinstance(data, dict) and step in data):
             data = data[step]
@@ -109,8 +112,8 @@ def _file_loc(error: ErrorDetails, data: Any) -> Loc:
 
 
 def _plain(error: ErrorDetails, loc: Loc, data: Any) -> Problem:  # noqa: C901 (one case for each kind of pydantic error)
-    kind, context = error["type"], error.get("ctx", {})
-    match kind:
+    error_type, context = error["type"], error.get("ctx", {})
+    match error_type:
         case "extra_forbidden":
             return _unknown_key(loc, data)
         case "missing":
@@ -144,20 +147,20 @@ def _plain(error: ErrorDetails, loc: Loc, data: Any) -> Problem:  # noqa: C901 (
         "model_type": "a mapping, key: value",
         "model_attributes_type": "a mapping, key: value",
     }
-    for prefix, what in (("int", "a whole number"), ("bool", "true or false")):
-        if kind.startswith(prefix):
-            return Problem(loc, f"expected {what}")
-    return Problem(loc, f"expected {expected.get(kind, 'something else here')}")
+    for prefix, wanted in (("int", "a whole number"), ("bool", "true or false")):
+        if error_type.startswith(prefix):
+            return Problem(loc, f"expected {wanted}")
+    return Problem(loc, f"expected {expected.get(error_type, 'something else here')}")
 
 
 def _unknown_key(loc: Loc, data: Any) -> Problem:
     key, models = str(loc[-1]), _models_at(loc, data)
-    here = _variant(models, _at(data, loc[:-1]))
-    known = _keys(here) if here else []
+    variant = _variant(models, _at(data, loc[:-1]))
+    known = _keys(variant) if variant else []
     owners = [f"`type: {_type_of(model)}`" for model in models if key in _keys(model)]
-    if here and owners:
+    if variant and owners:
         return Problem(
-            loc, f"this key belongs to {', '.join(owners)}, not to `type: {_type_of(here)}`"
+            loc, f"this key belongs to {', '.join(owners)}, not to `type: {_type_of(variant)}`"
         )
     close = get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.6)
     if close:
@@ -166,10 +169,10 @@ def _unknown_key(loc: Loc, data: Any) -> Problem:
 
 
 def _models_at(loc: Loc, data: Any) -> list[type[BaseModel]]:
-    """The models that may describe the mapping which holds the last step of a path."""
+    """Return the models that may describe the mapping which holds the last step of a path."""
     models: list[type[BaseModel]] = [PipelineConfig]
-    for at, step in enumerate(loc[:-1]):
-        model = _variant(models, _at(data, loc[:at]))
+    for depth, step in enumerate(loc[:-1]):
+        model = _variant(models, _at(data, loc[:depth]))
         fields = {} if model is None else {f.alias or n: f for n, f in model.model_fields.items()}
         if isinstance(step, str) and step in fields:  # otherwise an index or a name of the user's
             models = _models_in(fields[step].annotation)
@@ -183,9 +186,9 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _variant(models: list[type[BaseModel]], value: Any) -> type[BaseModel] | None:
-    """Of several variants the one that `type:` names, or the first, which is the default."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    return next((m for m in models if _type_of(m) == kind), models[0] if models else None)
+    """Return the variant that `type:` names; else the first one, which is the default."""
+    type_name = value.get("type") if isinstance(value, dict) else None
+    return next((m for m in models if _type_of(m) == type_name), models[0] if models else None)
 
 
 def _type_of(model: type[BaseModel]) -> str:

@@ -1,4 +1,4 @@
-"""From a topic's name to its table: the first rule that matches wins."""
+"""Routes topics to tables by their names: the first rule that matches wins."""
 
 import re
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class Route:
 
 
 def groups(pipeline: PipelineConfig, rule: TableRule) -> set[str]:
-    """The named groups that can fill the placeholders of a rule's table name."""
+    """Return the named groups that can fill the placeholders of a rule's table name."""
     patterns = (_topic_pattern(pipeline), rule.match)
     return {name for pattern in patterns if pattern for name in re.compile(pattern).groupindex}
 
 
 def route(pipeline: PipelineConfig, topic: str) -> Route | None:
-    """The table of a topic; None if no rule matches or the rule says `skip`."""
+    """Return the table of a topic; None: no rule matches, or the rule says `skip`."""
     rule = rule_for(pipeline, topic)
     if rule is None or rule.skip or rule.name is None:
         return None
@@ -37,7 +37,7 @@ def route(pipeline: PipelineConfig, topic: str) -> Route | None:
 
 
 def rule_for(pipeline: PipelineConfig, topic: str) -> TableRule | None:
-    """The first rule that matches a topic, also one that says `skip`."""
+    """Return the first rule that matches a topic, also one that says `skip`; None: none does."""
     for rule in pipeline.tables:
         if rule.match is None or re.fullmatch(rule.match, topic):
             return rule
@@ -60,12 +60,12 @@ def _topic_pattern(pipeline: PipelineConfig) -> str | None:
 
 
 def _groups_of(pattern: str | None, topic: str) -> dict[str, str]:
-    found = re.fullmatch(pattern, topic) if pattern is not None else None
-    return {name: text for name, text in found.groupdict().items() if text} if found else {}
+    match = re.fullmatch(pattern, topic) if pattern is not None else None
+    return {name: text for name, text in match.groupdict().items() if text} if match else {}
 
 
 class Router:
-    """The rules of a pipeline file, with an answer per topic kept."""
+    """The rules of a pipeline file; remembers the route of each topic."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
         self._pipeline = pipeline
@@ -74,17 +74,17 @@ class Router:
         self._known: dict[str, Route | None] = {}
 
     def route(self, topic: str) -> Route | None:
-        """The table for this topic, or None when a rule skips it or none matches."""
+        """Return the table of a topic, as `route` does, matched once."""
         if topic not in self._known:
             self._known[topic] = route(self._pipeline, topic)
         return self._known[topic]
 
     def forgotten(self, topic: str) -> bool:
-        """Whether no rule speaks of this topic, not even one that skips it."""
+        """Return whether no rule matches this topic, not even one that skips it."""
         return rule_for(self._pipeline, topic) is None
 
     def fixed(self) -> list[Route]:
-        """Tables whose names need no topic to be known."""
+        """Return the routes to tables whose names have no placeholders."""
         return [
             Route(rule.name, rule)
             for rule in self._rules
@@ -92,19 +92,20 @@ class Router:
         ]
 
     def owner(self, table: str) -> TableRule | None:
-        """The first rule with placeholders that could have named this table."""
+        """Return the first rule with placeholders that could have named this table; None: none."""
         if table.endswith(QUARANTINE):
             return None
         return next((rule for rule in self._templates if _shape(rule).fullmatch(table)), None)
 
     def reaches(self, namespace: str) -> bool:
-        """Whether tables of rules with placeholders may be in a namespace, or below it."""
-        inside = f"{namespace}."
-        heads = [PLACEHOLDER.split(rule.name or "")[0] for rule in self._templates]
-        return any(inside.startswith(head) or head.startswith(inside) for head in heads)
+        """Return whether tables of rules with placeholders may be in a namespace, or below it."""
+        prefix = f"{namespace}."
+        starts = [PLACEHOLDER.split(rule.name or "")[0] for rule in self._templates]
+        return any(prefix.startswith(start) or start.startswith(prefix) for start in starts)
 
 
 def _shape(rule: TableRule) -> re.Pattern[str]:
+    """Return the pattern of the table names that a rule with placeholders can make."""
     parts = PLACEHOLDER.split(rule.name or "")
-    # Every second part is the name of a group, which may stand for dots too.
+    # Every second part is the name of a group, whose text may have dots.
     return re.compile(".*".join(re.escape(part) for part in parts[::2]))

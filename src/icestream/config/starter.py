@@ -104,5 +104,5 @@ tables:                         # the first rule that matches the whole topic na
 
 
 def starter(kind: StarterKind = "append") -> str:
-    """A commented pipeline file."""
+    """Return a commented pipeline file."""
     return {"append": _APPEND, "cdc": _CDC, "multi": _MULTI}[kind]

@@ -1,4 +1,4 @@
-"""`${NAME}`, `${NAME:-default}`, `${NAME:?why}`, `${file:path}` and `$$` on string leaves."""
+"""Fills `${NAME}`, `${NAME:-default}`, `${NAME:?why}`, `${file:path}` and `$$` in string values."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _BODY = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::(?P<how>[-?])(?P<rest>.
 
 
 class SubstitutionError(Exception):
-    """Something in `${…}` cannot be filled; the text holds names, never values."""
+    """A `${…}` cannot be filled; the text holds names, never values."""
 
     def __init__(self, what: str, hint: str | None = None) -> None:
         super().__init__(what)
@@ -23,7 +23,7 @@ class SubstitutionError(Exception):
 
 @dataclass
 class Substitution:
-    """Data with every `${…}` filled, which leaves were filled, and the values from outside."""
+    """Data with every `${…}` filled, which values were filled, and with what from outside."""
 
     data: Any = None
     filled: set[Loc] = field(default_factory=set)
@@ -32,7 +32,7 @@ class Substitution:
 
 
 def substitute(data: Any, env: Mapping[str, str], folder: Path) -> Substitution:
-    """Fill the string leaves of plain data; keys are left as they are."""
+    """Fill the string values of plain data; keys are left as they are."""
     result = Substitution()
     result.data = _fill(data, (), env, folder, result)
     return result
@@ -42,17 +42,17 @@ def _fill(data: Any, loc: Loc, env: Mapping[str, str], folder: Path, result: Sub
     if isinstance(data, dict):
         return {k: _fill(v, (*loc, k), env, folder, result) for k, v in data.items()}
     if isinstance(data, list):
-        return [_fill(v, (*loc, at), env, folder, result) for at, v in enumerate(data)]
+        return [_fill(v, (*loc, index), env, folder, result) for index, v in enumerate(data)]
     if not isinstance(data, str) or "$" not in data:
         return data
 
-    def replace(found: re.Match[str]) -> str:
-        if found[0] == "$$":
+    def replace(match: re.Match[str]) -> str:
+        if match[0] == "$$":
             return "$"
         result.filled.add(loc)
-        if found[1] is None:
+        if match[1] is None:
             raise SubstitutionError("`${` without `}`", "write `$$` for a dollar sign")
-        value, is_written_here = _value(found[1], env, folder)
+        value, is_written_here = _value(match[1], env, folder)
         if value and not is_written_here:
             result.values.add(value)
         return value
@@ -65,23 +65,23 @@ def _fill(data: Any, loc: Loc, env: Mapping[str, str], folder: Path, result: Sub
 
 
 def _value(body: str, env: Mapping[str, str], folder: Path) -> tuple[str, bool]:
-    """The value of one `${…}`, and whether it is a default that stands in the file itself."""
+    """Return the value of one `${…}`, and whether it is a default from the file itself."""
     if body.startswith("file:"):
         return _read(folder / body.removeprefix("file:"), body), False
-    found = _BODY.fullmatch(body)
-    if found is None:
+    match = _BODY.fullmatch(body)
+    if match is None:
         raise SubstitutionError(
             f"`${{{body}}}` is not understood",
             "write ${NAME}, ${NAME:-default}, ${NAME:?why}, ${file:path}, or $$ for a dollar sign",
         )
-    name, how, rest = found["name"], found["how"], found["rest"]
+    name, operator, detail = match["name"], match["how"], match["rest"]
     value = env.get(name)
-    if value is not None and (value or how is None):
+    if value is not None and (value or operator is None):
         return value, False
-    if how == "-":
-        return str(rest), True
-    why = f": {rest}" if rest else ""
-    hint = f"export {name}=…" + ("" if how else f", or write ${{{name}:-default}}")
+    if operator == "-":
+        return str(detail), True
+    why = f": {detail}" if detail else ""
+    hint = f"export {name}=…" + ("" if operator else f", or write ${{{name}:-default}}")
     raise SubstitutionError(f"the environment variable `{name}` is not set{why}", hint)
 
 
@@ -89,5 +89,5 @@ def _read(path: Path, body: str) -> str:
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not text"
-        raise SubstitutionError(f"`${{{body}}}` cannot be read: {why.lower()}") from None
+        reason = getattr(error, "strerror", None) or "not text"
+        raise SubstitutionError(f"`${{{body}}}` cannot be read: {reason.lower()}") from None

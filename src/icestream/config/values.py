@@ -1,4 +1,4 @@
-"""Scalar values of the pipeline file: durations, sizes, times, locations and pass-through maps."""
+"""Types of values in the pipeline file: durations, sizes, times, locations, pass-through maps."""
 
 import os.path
 import re
@@ -24,25 +24,25 @@ _SIZE = re.compile(r"(\d{1,15})(B|KB|MB|GB|TB)")
 
 
 def expected(what: str) -> PydanticCustomError:
-    """An error whose text never contains the value, so that it may always be shown."""
+    """Make an error whose text never contains the value, so that it may always be shown."""
     return PydanticCustomError("expected", f"expected {what}")
 
 
 def parse_duration(value: object) -> timedelta:
-    """`30s`, `5m`, `1h`, `7d` or `500ms` as a timedelta; a bare number is refused."""
+    """Parse `30s`, `5m`, `1h`, `7d` or `500ms`; a bare number is refused."""
     if isinstance(value, timedelta):
         return value
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise expected("a duration such as 30s, 5m, 1h")
     try:
-        return timedelta(milliseconds=int(found[1]) * _DURATION_UNITS[found[2]])
+        return timedelta(milliseconds=int(match[1]) * _DURATION_UNITS[match[2]])
     except OverflowError:
         raise expected("a duration of less than 999999999d") from None
 
 
 def format_duration(value: timedelta) -> str:
-    """The shortest spelling that `parse_duration` reads back to the same value."""
+    """Return the shortest spelling that `parse_duration` reads back to the same value."""
     millis = value // timedelta(milliseconds=1)
     for unit, size in reversed(_DURATION_UNITS.items()):
         if millis and millis % size == 0:
@@ -51,11 +51,11 @@ def format_duration(value: timedelta) -> str:
 
 
 def parse_size(value: object) -> int:
-    """`512MB` in bytes (1 MB = 1024 * 1024, as Spark counts); a bare number is refused."""
-    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    """Parse `512MB` as bytes (1 MB = 1024 * 1024, as Spark counts); a bare number is refused."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise expected("a size such as 64KB, 512MB, 2GB")
-    return int(found[1]) * _SIZE_UNITS[found[2]]
+    return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
 def _positive(value: timedelta) -> timedelta:
@@ -85,7 +85,7 @@ def _start(value: object) -> datetime | Literal["earliest", "latest"]:
 
 
 def spark_text(value: object) -> object:
-    """A YAML scalar in Spark's spelling: true → "true", 5 → "5"; anything else unchanged."""
+    """Return a YAML scalar as Spark spells it, "true" for true; anything else unchanged."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
@@ -98,6 +98,7 @@ def _spark_texts(value: object) -> object:
 
 
 def _located(value: str, info: ValidationInfo) -> str:
+    """Make a relative path relative to the pipeline file's folder; URLs are left as they are."""
     folder = (info.context or {}).get("folder")
     if folder is None or ":" in value.split("/", 1)[0]:  # s3://…, file:…
         return value

@@ -1,4 +1,4 @@
-"""Formats: bytes → typed Arrow columns and a reason per bad row. The contract and the registry."""
+"""Formats turn bytes into typed Arrow columns and a reason per bad row: contract and registry."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ FORMATS = {
 }
 
 
-# What a row does to a mirror.
+# What a decoded row does to a mirror: the values of `RowChanges.op`.
 UPSERT, DELETE, TRUNCATE, IGNORE = range(4)
 
 
@@ -28,20 +28,20 @@ UPSERT, DELETE, TRUNCATE, IGNORE = range(4)
 class RowChanges:
     """What each decoded row does to a mirror, row by row beside `columns`.
 
-    A row that is deleted has its key in `columns` and what else is known of it. One that
-    truncates has nulls, and so has one to ignore: a tombstone, a heartbeat, neither row nor bad.
+    A deleted row has its key in `columns` and whatever else the event says of it. A truncate and
+    an ignored record (a tombstone, a heartbeat: neither a row nor bad) have nulls there.
     """
 
     op: pa.Int8Array
     sequence: pa.BinaryArray
-    """Compares as the log positions of the source do; null: none, the offset alone decides."""
+    """Source sequence: bytes that compare as the source's log does; null: the offset decides."""
     missing: Mapping[str, pa.BooleanArray] = field(default_factory=dict)
-    """By column, where there are any: rows whose event did not carry its value."""
+    """By column: the rows whose event did not carry its value; columns without any are left out."""
     old_key: pa.RecordBatch | None = None
-    """The key before it was changed, beside the row that has the new one; else nulls."""
+    """The old key beside a row whose key was changed; nulls beside the others."""
 
     def filter(self, kept: pa.BooleanArray) -> "RowChanges":
-        """Only those of some rows."""
+        """Return the changes of the rows for which the mask is true."""
         return RowChanges(
             self.op.filter(kept),
             self.sequence.filter(kept),
@@ -52,14 +52,14 @@ class RowChanges:
 
 @dataclass(frozen=True)
 class DecodedBatch:
-    """A decoded batch, row by row beside the records that it came from.
+    """A decoded batch: row n belongs to record n.
 
     `columns` has the columns and Arrow types of `target`; a bad row may hold anything there.
     `errors` is null for a good row, else the reason: short, without a dump of the payload.
-    `new_fields` is not empty when the table should gain fields first. Then nothing else of the
-    result may be used: the driver evolves the table and the batch is decoded again.
+    `new_fields`, if any, must be added to the table first. Then nothing else of the result may be
+    used: the driver evolves the table and the batch is decoded again.
     `widened` are columns that the source has made wider, with the type that they should have. Rows
-    that need it are bad until the table follows.
+    that need that type are bad until the table has it.
     """
 
     columns: pa.RecordBatch
@@ -70,30 +70,30 @@ class DecodedBatch:
 
 
 class Format(ABC):
-    """A small picklable object, made on the driver and called by tasks on executors.
+    """Decodes records: a small picklable object, made on the driver, called by tasks on executors.
 
     A frozen dataclass, whose fields are options of `format:` by the same names.
     """
 
     log_columns: ClassVar[Mapping[str, IcebergType]] = {}
-    """Of a change feed in an append table, which is a log of changes: what says what each was."""
+    """More columns for a log of changes, an append table: what each event did, such as `__op`."""
 
     def default_schema(self) -> Schema | None:
-        """Give the columns that are known without looking at data; None: the data tells."""
+        """Return the columns that every record has; None: the data tells."""
         return None
 
     def known_columns(self, mode: str) -> dict[str, IcebergType]:
-        """Columns that are known before any data is seen, for a table of this mode."""
+        """Return the columns of a table of this mode that are known before any data is read."""
         schema = self.default_schema()
         columns = {field.name: field.field_type for field in (schema.fields if schema else ())}
         return columns | (dict(self.log_columns) if mode == "append" else {})
 
     def key_columns(self, records: pa.RecordBatch) -> tuple[str, ...] | None:
-        """Give the names of the key columns, as the records say them; None: they do not."""
+        """Return the key columns that the records themselves name; None: they name none."""
         return None
 
     def envelope_field(self, path: str) -> NestedField | None:
-        """Give the column that `decode` fills with a part of the event beside the row, if any."""
+        """Return the column that `decode` fills with a field of the envelope; None: no such one."""
         return None
 
     @abstractmethod
@@ -106,24 +106,26 @@ class Format(ABC):
     ) -> DecodedBatch:
         """Decode a batch into the data columns of `target` (no metadata columns).
 
-        `rule` says what an unknown field is: new, an error, or nothing. `dropped` are top-level
+        `rule` says what an unknown field is: new, an error, or left out. `dropped` are top-level
         names that are known and not wanted. Never raises because of what a record holds: an
         exception means a bug or a broken environment, and fails the task.
         """
 
 
 def reasons(errors: Mapping[int, str], rows: int) -> pa.StringArray:
-    """Lay out row → reason as the `errors` of a batch of so many rows."""
+    """Make `DecodedBatch.errors` of the reasons by row: one entry for each of so many rows."""
     if not errors:
         return pa.nulls(rows, pa.string())
-    place = np.full(rows, -1)
-    place[list(errors)] = range(len(errors))
-    return pa.array(list(errors.values()), pa.string()).take(pa.array(place, mask=place < 0))
+    indices = np.full(rows, -1)
+    indices[list(errors)] = range(len(errors))
+    return pa.array(list(errors.values()), pa.string()).take(pa.array(indices, mask=indices < 0))
 
 
 def format_for(options: Any) -> Format:
-    """The format that `format:` describes."""
-    kind = plugin("format", FORMATS, options.type)
-    named = (each.name for each in fields(kind))
-    made: Format = kind(**{n: getattr(options, n) for n in named if hasattr(options, n)})
-    return made
+    """Make the format that the option `format:` describes."""
+    format_class = plugin("format", FORMATS, options.type)
+    names = (each.name for each in fields(format_class))
+    result: Format = format_class(
+        **{name: getattr(options, name) for name in names if hasattr(options, name)}
+    )
+    return result

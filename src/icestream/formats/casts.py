@@ -1,7 +1,7 @@
-"""Texts → typed arrays, exactly: a text that does not fit its type is a bad row, never a null.
+"""Casts texts to typed arrays; a text that does not fit its type is a bad row, never a null.
 
-A column is cast whole. Only when that fails are texts tidied and cast again, and only when that
-fails too are the bad rows found by halving. So the price of strictness is paid by bad batches.
+A column is cast as a whole. Only if that fails are the texts tidied and cast again, and only if
+that fails too are the bad rows found by halving: only batches with bad rows pay for strictness.
 """
 
 from collections.abc import Callable, Collection
@@ -40,80 +40,82 @@ Bad: TypeAlias = dict[int, str]
 
 _NUMBER = r"^-?[0-9.]+(?:[eE][-+]?[0-9]+)?$"
 _UUID = r"(?i)^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
-_BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _OFFSET = r"(?:[zZ]|[0-9][+-][0-9]{2}(?::?[0-9]{2})?)$"
 
 
-def cast(texts: pa.StringArray, kind: IcebergType, arrow: pa.DataType) -> tuple[pa.Array, Bad]:
-    """Cast texts to an Iceberg type as Arrow spells it; bad rows are null and have a reason."""
-    if isinstance(kind, StringType):
-        return texts.cast(arrow), {}
+def cast(
+    texts: pa.StringArray, iceberg_type: IcebergType, arrow_type: pa.DataType
+) -> tuple[pa.Array, Bad]:
+    """Cast texts to an Iceberg type and its Arrow type; bad rows are null and have a reason."""
+    if isinstance(iceberg_type, StringType):
+        return texts.cast(arrow_type), {}
     try:
-        fast = _CASTS[type(kind)]
+        caster = _CASTS[type(iceberg_type)]
     except KeyError:
-        raise ConfigError(f"a column of type {kind} cannot be decoded from text") from None
-    return strictly(texts, kind, arrow, fast)
+        raise ConfigError(f"a column of type {iceberg_type} cannot be decoded from text") from None
+    return strictly(texts, iceberg_type, arrow_type, caster)
 
 
 def strictly(
-    texts: pa.StringArray, kind: IcebergType, arrow: pa.DataType, fast: Cast
+    texts: pa.StringArray, iceberg_type: IcebergType, arrow_type: pa.DataType, caster: Cast
 ) -> tuple[pa.Array, Bad]:
-    """Cast by `fast`, which raises ArrowInvalid when any text is bad; find those that are."""
+    """Cast by `caster`, which raises ArrowInvalid if any text is bad; find the rows that are."""
     try:
-        return fast(texts, arrow), {}
+        return caster(texts, arrow_type), {}
     except pa.ArrowInvalid:
         pass
     bad: Bad = {}
-    tidy = texts
-    for pattern, replacement in _TIDY.get(type(kind), ()):
-        tidy = pc.replace_substring_regex(tidy, pattern, replacement)
+    tidied = texts
+    for pattern, replacement in _TIDY.get(type(iceberg_type), ()):
+        tidied = pc.replace_substring_regex(tidied, pattern, replacement)
     parts: list[pa.Array] = []
-    todo = [(0, len(tidy))]
-    while todo:
-        start, size = todo.pop()
+    ranges = [(0, len(tidied))]
+    while ranges:
+        start, size = ranges.pop()
         try:
-            parts.append(fast(tidy.slice(start, size), arrow))
+            parts.append(caster(tidied.slice(start, size), arrow_type))
         except pa.ArrowInvalid:
             if size > 1:
                 half = size // 2
-                todo += [(start + half, size - half), (start, half)]
+                ranges += [(start + half, size - half), (start, half)]
                 continue
             text = texts[start].as_py()
-            rescued = _integral(text) if isinstance(kind, IntegerType | LongType) else None
+            integer = _integral(text) if isinstance(iceberg_type, IntegerType | LongType) else None
             try:
-                parts.append(pa.array([rescued], arrow))
+                parts.append(pa.array([integer], arrow_type))
             except (pa.ArrowInvalid, OverflowError):
-                rescued = None
-                parts.append(pa.nulls(1, arrow))
-            if rescued is None:
-                bad[start] = _reason(text, kind)
+                integer = None
+                parts.append(pa.nulls(1, arrow_type))
+            if integer is None:
+                bad[start] = _reason(text, iceberg_type)
     return pa.concat_arrays(parts), bad
 
 
 def utf8(values: pa.BinaryArray) -> tuple[pa.StringArray, Bad]:
-    """Take bytes as text without a copy; rows that are not UTF-8 become null."""
+    """Take bytes as text without a copy; rows that are not UTF-8 become null and have a reason."""
     values = values.cast(pa.binary())
     try:
         return values.cast(pa.string()), {}
     except pa.ArrowInvalid:
         pass
     bad: Bad = {}
-    todo = [(0, len(values))]
-    while todo:
-        start, size = todo.pop()
+    ranges = [(0, len(values))]
+    while ranges:
+        start, size = ranges.pop()
         try:
             values.slice(start, size).cast(pa.string())
         except pa.ArrowInvalid:
             if size > 1:
                 half = size // 2
-                todo += [(start + half, size - half), (start, half)]
+                ranges += [(start + half, size - half), (start, half)]
                 continue
             bad[start] = _not_utf8(values[start].as_py())
     return without(values, bad).cast(pa.string()), bad
 
 
 def without(values: pa.Array, rows: Collection[int]) -> pa.Array:
-    """Make these rows null and leave none of their bytes behind, as `if_else` would."""
+    """Make these rows null; unlike `if_else`, leave none of their bytes in the buffer."""
     if not len(rows):
         return values
     mask = np.zeros(len(values), bool)
@@ -122,7 +124,7 @@ def without(values: pa.Array, rows: Collection[int]) -> pa.Array:
 
 
 def quote(text: str) -> str:
-    """Quote the start of a value for a reason: enough to find it, never the payload."""
+    """Quote the start of a value for a bad row's reason: enough to find it, never the payload."""
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
@@ -134,23 +136,24 @@ def _not_utf8(value: bytes) -> str:
     return "not UTF-8"
 
 
-def _reason(text: str, kind: IcebergType) -> str:
-    times = TimestampType | TimestamptzType | TimestampNanoType | TimestamptzNanoType
+def _reason(text: str, column_type: IcebergType) -> str:
+    timestamps = TimestampType | TimestamptzType | TimestampNanoType | TimestamptzNanoType
     if (
-        isinstance(kind, times | DateType | TimeType)
+        isinstance(column_type, timestamps | DateType | TimeType)
         and pc.match_substring_regex(text, _NUMBER).as_py()
     ):
-        return f"number {quote(text)} given for a {kind}: declare the column as long"
+        return f"number {quote(text)} given for a {column_type}: declare the column as long"
     if (
-        isinstance(kind, TimestampType | TimestampNanoType)
+        isinstance(column_type, TimestampType | TimestampNanoType)
         and pc.match_substring_regex(text, _OFFSET).as_py()
     ):
-        return f"{quote(text)} has an offset, {kind} has none: declare the column as timestamptz"
-    return f"{quote(text)} is not a {kind}"
+        fix = "declare the column as timestamptz"
+        return f"{quote(text)} has an offset, {column_type} has none: {fix}"
+    return f"{quote(text)} is not a {column_type}"
 
 
 def _integral(text: str) -> int | None:
-    """Read `1e18`; JSON texts of integral doubles look like this."""
+    """Read an integer written as a double, as in `1e18`; None: the text is no integer."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -161,74 +164,74 @@ def _integral(text: str) -> int | None:
 
 
 def _has(texts: pa.StringArray, *wanted: bytes) -> bool:
-    view = characters(texts)
-    return any((view == c[0]).any() for c in wanted)
+    data = characters(texts)
+    return any((data == character[0]).any() for character in wanted)
 
 
-def _boolean(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
+def _boolean(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
     true, false = pc.equal(texts, "true"), pc.equal(texts, "false")
     if not pc.all(pc.or_(true, false), min_count=0).as_py():
         raise pa.ArrowInvalid("boolean")
     return true
 
 
-def _integer(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
-    out = texts.cast(arrow)
+def _integer(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
+    integers = texts.cast(arrow_type)
     if _has(texts, b"x", b"X"):  # Arrow reads 0x1F
         raise pa.ArrowInvalid("hexadecimal")
-    return out
+    return integers
 
 
-def _floating(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
-    out = texts.cast(arrow)
-    infinite = pc.is_inf(out)
-    if pc.any(infinite).as_py():  # Arrow gives inf for 1e400
-        named = pc.match_substring_regex(texts.filter(infinite), r"(?i)^[+-]?inf")
-        if not pc.all(named, min_count=0).as_py():
+def _floating(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
+    numbers = texts.cast(arrow_type)
+    is_infinite = pc.is_inf(numbers)
+    if pc.any(is_infinite).as_py():  # Arrow reads 1e400 as inf
+        is_spelled_out = pc.match_substring_regex(texts.filter(is_infinite), r"(?i)^[+-]?inf")
+        if not pc.all(is_spelled_out, min_count=0).as_py():
             raise pa.ArrowInvalid("overflow")
     if _has(texts, b"("):  # Arrow reads nan(x)
         raise pa.ArrowInvalid("nan(x)")
-    return out
+    return numbers
 
 
-def _plain(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
-    return texts.cast(arrow)
+def _plain(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
+    return texts.cast(arrow_type)
 
 
-def _date(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
-    return _after_year_0(texts.cast(arrow), pa.int32(), -719162)
+def _date(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
+    return _after_year_0(texts.cast(arrow_type), pa.int32(), -719162)  # 0001-01-01 in days
 
 
-def _timestamp(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
-    naive = pa.timestamp(arrow.unit)
+def _timestamp(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
+    naive = pa.timestamp(arrow_type.unit)
     try:
-        out = texts.cast(arrow)
+        timestamps = texts.cast(arrow_type)
     except pa.ArrowInvalid:
-        if arrow.tz is None:
+        if arrow_type.tz is None:
             raise
-        out = texts.cast(naive).cast(arrow)  # no offset in a timestamptz column: UTC
-    if arrow.unit != "us":
-        return out
-    return _after_year_0(out, pa.int64(), -62135596800000000)
+        timestamps = texts.cast(naive).cast(arrow_type)  # no offset in a timestamptz column: UTC
+    if arrow_type.unit != "us":  # nanoseconds of 64 bits begin in 1677
+        return timestamps
+    return _after_year_0(timestamps, pa.int64(), -62135596800000000)  # 0001-01-01 in µs
 
 
 def _after_year_0(values: pa.Array, integer: pa.DataType, first: int) -> pa.Array:
-    """Refuse year 0, which neither Python nor SQL has."""
+    """Raise if a value is before year 1, which neither Python nor SQL can represent."""
     least = pc.min(values.view(integer)).as_py()
     if least is not None and least < first:
         raise pa.ArrowInvalid("year 0")
     return values
 
 
-def _time(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
+def _time(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
     shortest = pc.min(pc.binary_length(texts)).as_py()
     if shortest is not None and shortest < 5:  # Arrow would take 12 for 12 o'clock
         raise pa.ArrowInvalid("time")
-    stamps = pc.binary_join_element_wise("1970-01-01T", texts, "")
-    return stamps.cast(pa.timestamp("us")).cast(arrow)
+    timestamps = pc.binary_join_element_wise("1970-01-01T", texts, "")
+    return timestamps.cast(pa.timestamp("us")).cast(arrow_type)
 
 
-def _uuid(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
+def _uuid(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
     if not pc.all(pc.match_substring_regex(texts, _UUID), min_count=0).as_py():
         raise pa.ArrowInvalid("uuid")
     filled = texts.fill_null("00000000-0000-0000-0000-000000000000")
@@ -237,13 +240,15 @@ def _uuid(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
         pa.binary(16), len(texts), [None, pa.py_buffer(raw)]
     )
     storage = pc.if_else(texts.is_valid(), storage, pa.scalar(None, storage.type))
-    return pa.ExtensionArray.from_storage(arrow, storage) if arrow != storage.type else storage
+    if arrow_type == storage.type:
+        return storage
+    return pa.ExtensionArray.from_storage(arrow_type, storage)
 
 
-def _binary(texts: pa.StringArray, arrow: pa.DataType) -> pa.Array:
-    if not pc.all(pc.match_substring_regex(texts, _BASE64), min_count=0).as_py():
+def _binary(texts: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
+    if not pc.all(pc.match_substring_regex(texts, BASE64), min_count=0).as_py():
         raise pa.ArrowInvalid("base64")
-    return duck.base64(texts).cast(arrow)
+    return duck.base64(texts).cast(arrow_type)
 
 
 _CASTS: dict[type[IcebergType], Cast] = {

@@ -1,6 +1,6 @@
-"""The DuckDB questions that the JSON decoder asks: each takes texts and answers row by row.
+"""The DuckDB queries of the JSON decoder: each takes texts and answers row by row.
 
-Texts given here must be valid JSON or null; `extract` and `parts` alone tell malformed ones apart.
+Texts must be valid JSON or null; only `extract`, `parts`, `keys` and `valid` accept malformed ones.
 """
 
 import json
@@ -33,13 +33,13 @@ _STRUCTURE_ROWS = 10_000  # json_group_structure keeps a tree per row until it h
 
 
 def connection() -> duckdb.DuckDBPyConnection:
-    """Give this thread's connection: in memory, one thread, no files, no downloads."""
+    """Return this thread's connection: in memory, one thread, no files, no downloads."""
     if getattr(_local, "pid", None) != os.getpid():  # never one inherited over a fork
         _local.connection = duckdb.connect(":memory:")
         _local.connection.execute(_SETTINGS)
         _local.pid = os.getpid()
-    found: duckdb.DuckDBPyConnection = _local.connection
-    return found
+    result: duckdb.DuckDBPyConnection = _local.connection
+    return result
 
 
 def ask(sql: str, texts: pa.StringArray, *parameters: str) -> pa.Table:
@@ -55,69 +55,69 @@ def ask(sql: str, texts: pa.StringArray, *parameters: str) -> pa.Table:
 def extract(
     texts: pa.StringArray, names: Sequence[str], raw: Collection[str] = ()
 ) -> tuple[list[pa.StringArray], list[int]]:
-    """Give the text of each named key of the objects, and the rows that are malformed JSON.
+    """Return the text of each named key of the objects, and the rows that are malformed JSON.
 
     Strings under the `raw` ones keep their quotes and escapes.
     """
     kinds = {name: "JSON" if name in raw else "VARCHAR" for name in names}
-    found, malformed = parts(texts, kinds or {"": "VARCHAR"})
-    return found.flatten()[: len(names)], malformed
+    values, malformed = parts(texts, kinds or {"": "VARCHAR"})
+    return values.flatten()[: len(names)], malformed
 
 
 def parts(texts: pa.StringArray, structure: Mapping[str, Any]) -> tuple[pa.StructArray, list[int]]:
-    """Give what DuckDB's structure names of the objects, and the rows that are malformed JSON."""
-    wanted = json.dumps(structure)
+    """Return the parts that a DuckDB structure names, and the rows that are malformed JSON."""
+    structure_json = json.dumps(structure)
     try:
-        found = ask("SELECT from_json(v, $1) AS x FROM t", texts, wanted)
+        answer = ask("SELECT from_json(v, $1) AS x FROM t", texts, structure_json)
         malformed: list[int] = []
     except duckdb.InvalidInputException:
-        found = ask(
+        answer = ask(
             """
             SELECT CASE WHEN json_valid(v) THEN from_json(v, $1) END AS x,
                    v IS NOT NULL AND NOT json_valid(v) AS malformed
             FROM t
             """,
             texts,
-            wanted,
+            structure_json,
         )
-        malformed = np.flatnonzero(found.column("malformed").to_numpy()).tolist()
-    return one_chunk(found.column("x")), malformed
+        malformed = np.flatnonzero(answer.column("malformed").to_numpy()).tolist()
+    return one_chunk(answer.column("x")), malformed
 
 
 def elements(texts: pa.StringArray) -> tuple[Sizes, pa.StringArray]:
-    """Give the number of elements of each array, and all elements as texts."""
+    """Return the number of elements of each array, and all elements as texts."""
     lists = one_chunk(ask("""SELECT from_json(v, '["VARCHAR"]') AS x FROM t""", texts).column("x"))
     return _sizes(lists), lists.flatten()
 
 
 def entries(texts: pa.StringArray) -> tuple[Sizes, pa.StringArray, pa.StringArray]:
-    """Give the number of entries of each object, and all keys and values, repeated keys too."""
-    found = ask("SELECT json_keys(v) AS k, json_extract_string(v, '$.*') AS x FROM t", texts)
-    keys, values = one_chunk(found.column("k")), one_chunk(found.column("x"))
+    """Return the number of entries of each object, and all keys and values, repeated keys too."""
+    answer = ask("SELECT json_keys(v) AS k, json_extract_string(v, '$.*') AS x FROM t", texts)
+    keys, values = one_chunk(answer.column("k")), one_chunk(answer.column("x"))
     return _sizes(keys), keys.flatten(), values.flatten()
 
 
 def keys(texts: pa.StringArray) -> list[str]:
-    """Give every key that any of the objects has, once; what is no JSON has none."""
+    """Return every key that any of the objects has, once; malformed texts have none."""
     sql = "SELECT DISTINCT unnest(json_keys(v)) AS x FROM t WHERE json_valid(v)"
-    found: list[str] = ask(sql, texts).column("x").to_pylist()
-    return found
+    result: list[str] = ask(sql, texts).column("x").to_pylist()
+    return result
 
 
 def valid(texts: pa.StringArray) -> pa.BooleanArray:
-    """Tell which texts are JSON; null stays null."""
+    """Return which texts are valid JSON; null stays null."""
     return one_chunk(ask("SELECT json_valid(v) AS x FROM t", texts).column("x"))
 
 
 def structures(texts: pa.StringArray) -> list[Structure]:
-    """Give the structure of each run of rows."""
-    runs = (texts.slice(i, _STRUCTURE_ROWS) for i in range(0, len(texts), _STRUCTURE_ROWS))
+    """Return the structure of all keys in the objects, one per 10,000 rows."""
+    chunks = (texts.slice(i, _STRUCTURE_ROWS) for i in range(0, len(texts), _STRUCTURE_ROWS))
     sql = "SELECT json_group_structure(v::JSON) AS x FROM t"
-    return [json.loads(ask(sql, run).column("x")[0].as_py()) for run in runs]
+    return [json.loads(ask(sql, chunk).column("x")[0].as_py()) for chunk in chunks]
 
 
 def complaint(text: str) -> str:
-    """Give DuckDB's own words about a malformed text, without the text."""
+    """Return what DuckDB says is wrong with a malformed text, without the text."""
     try:
         ask("""SELECT from_json(v, '["VARCHAR"]') AS x FROM t""", pa.array([text]))
     except duckdb.InvalidInputException as e:
@@ -131,7 +131,7 @@ def base64(texts: pa.StringArray) -> pa.BinaryArray:
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Give a column as one array, without a copy where it is one already."""
+    """Return a column as one array, without a copy if it has one chunk."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 

@@ -1,4 +1,4 @@
-"""What can be told about JSON texts from their bytes, before and beside a parser; numpy only."""
+"""Checks of JSON texts by their bytes, before and beside a parser; numpy only."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -23,11 +23,11 @@ _NUMBERS = (
 _COLON = ord(":")
 _COLON_NOT_NULL = re.compile(":(?! ?null)")
 _DIGITS = 15  # a double keeps this many significant digits, whatever they are
-_BLOCK = 1 << 18  # bytes that are searched at once: what a search leaves behind stays in the cache
+_BLOCK = 1 << 18  # bytes searched at once: intermediate arrays stay in the processor's cache
 
 
 def characters(texts: pa.StringArray) -> Bytes:
-    """Give the bytes of all texts, one behind the other, without a copy."""
+    """Return the bytes of all texts, one behind the other, without a copy."""
     ends, data = offsets(texts), texts.buffers()[2]
     if data is None:
         return np.empty(0, np.uint8)
@@ -35,7 +35,7 @@ def characters(texts: pa.StringArray) -> Bytes:
 
 
 def offsets(texts: pa.StringArray) -> npt.NDArray[np.int32]:
-    """Give where each text starts and the last one ends, as positions in Arrow's buffer."""
+    """Return where each text starts, and the last one ends, in Arrow's buffer of bytes."""
     buffer = texts.buffers()[1]
     if buffer is None or len(texts) == 0:
         return np.zeros(1, np.int32)
@@ -43,70 +43,70 @@ def offsets(texts: pa.StringArray) -> npt.NDArray[np.int32]:
 
 
 def too_deep(texts: pa.StringArray) -> list[int]:
-    """Find the texts that nest deeper than MAX_DEPTH, so that no parser has to."""
+    """Return the rows that nest deeper than MAX_DEPTH, before a recursive parser meets them."""
     blocks = _blocks(characters(texts))
-    found = [start + np.flatnonzero((some & 0xDF) == 0x5B) for start, some in blocks]  # [ or {
-    opening = np.concatenate(found) if found else np.empty(0, np.intp)
-    if len(opening) <= MAX_DEPTH:
+    parts = [start + np.flatnonzero((block & 0xDF) == 0x5B) for start, block in blocks]  # [ or {
+    openings = np.concatenate(parts) if parts else np.empty(0, np.intp)
+    if len(openings) <= MAX_DEPTH:
         return []
     ends = offsets(texts)
-    many = np.diff(np.searchsorted(opening, ends - ends[0])) > MAX_DEPTH
-    return [i for i in np.flatnonzero(many).tolist() if _depth(texts[i].as_py()) > MAX_DEPTH]
+    has_many = np.diff(np.searchsorted(openings, ends - ends[0])) > MAX_DEPTH
+    return [i for i in np.flatnonzero(has_many).tolist() if _depth(texts[i].as_py()) > MAX_DEPTH]
 
 
 def not_starting_with(texts: pa.StringArray, opening: str) -> Rows:
-    """Find the texts whose first character, white space aside, is another one."""
+    """Return the rows whose first character, white space aside, is not `opening`."""
     data, ends = characters(texts), offsets(texts)
     if len(data) == 0:
-        odd = np.arange(len(texts))
+        suspect_rows = np.arange(len(texts))
     else:  # the first byte of an empty text is its neighbour's, hence the length
         first = data.take(ends[:-1] - ends[0], mode="clip")
-        odd = np.flatnonzero((first != ord(opening)) | (np.diff(ends) == 0))
-    if len(odd) == 0:
-        return odd
-    trimmed = pc.ascii_ltrim(texts.take(pa.array(odd)), " \t\r\n")
+        suspect_rows = np.flatnonzero((first != ord(opening)) | (np.diff(ends) == 0))
+    if len(suspect_rows) == 0:
+        return suspect_rows
+    trimmed = pc.ascii_ltrim(texts.take(pa.array(suspect_rows)), " \t\r\n")
     starts = pc.fill_null(pc.starts_with(trimmed, opening), True)
-    wrong: Rows = odd[~starts.to_numpy(zero_copy_only=False)]
-    return wrong
+    result: Rows = suspect_rows[~starts.to_numpy(zero_copy_only=False)]
+    return result
 
 
 def unexplained(texts: pa.StringArray, known: Iterable[tuple[str, pa.StringArray]]) -> Rows:
-    """Find the objects that may hold more than their known keys: unknown or repeated ones.
+    """Return the objects that may hold more than their known keys: unknown or repeated ones.
 
     Every key brings a colon. So an object has the colons inside its known values, one more for each
     such value, and those in known names; any other belongs to an unknown or repeated key. Colons
-    before null do not count on either side: an unknown null is nobody's loss.
+    before null do not count on either side: an unknown null makes no column and is no error.
     """
     known = list(known)
-    hidden = np.zeros(len(texts), bool)
+    is_escaped = np.zeros(len(texts), bool)
     if (characters(texts) == ord("\\")).any():
-        # It becomes a colon in the value and would make up for one of an unknown key.
+        # An escaped colon is one in the value only: it would hide the colon of an unknown key.
         escaped = pc.match_substring(texts, "\\u003a", ignore_case=True)
-        hidden = pc.fill_null(escaped, False).to_numpy(zero_copy_only=False)
-    left = np.count_nonzero(characters(texts) == _COLON)
+        is_escaped = pc.fill_null(escaped, False).to_numpy(zero_copy_only=False)
+    total = np.count_nonzero(characters(texts) == _COLON)
     for name, values in known:
-        left -= (len(values) - values.null_count) * (1 + name.count(":"))
-        left -= np.count_nonzero(characters(values) == _COLON)
-    if left == 0:
-        return np.flatnonzero(hidden)
-    rest = _colons(texts)
+        total -= (len(values) - values.null_count) * (1 + name.count(":"))
+        total -= np.count_nonzero(characters(values) == _COLON)
+    if total == 0:
+        return np.flatnonzero(is_escaped)
+    colons = _colons(texts)
     for name, values in known:
-        given = values.is_valid().to_numpy(zero_copy_only=False)
-        rest -= given * (1 + len(_COLON_NOT_NULL.findall(name))) + _colons(values)
-    return np.flatnonzero((rest != 0) | hidden)
+        is_given = values.is_valid().to_numpy(zero_copy_only=False)
+        colons -= is_given * (1 + len(_COLON_NOT_NULL.findall(name))) + _colons(values)
+    return np.flatnonzero((colons != 0) | is_escaped)
 
 
 def long_reals(texts: pa.StringArray) -> Rows:
-    """Find the objects with a number that has a point and more digits than a double keeps."""
+    """Return the objects with a number that has a point and more digits than a double keeps."""
     data, ends = characters(texts), offsets(texts)
-    found = [_long_points(data, start, some) for start, some in _blocks(data)]
-    points = np.concatenate(found) if found else np.empty(0, np.intp)
+    parts = [_long_points(data, start, block) for start, block in _blocks(data)]
+    points = np.concatenate(parts) if parts else np.empty(0, np.intp)
     points = points[_run(data, points, -1) + _run(data, points, 1) > _DIGITS]
     return np.unique(np.searchsorted(ends - ends[0], points, side="right") - 1)
 
 
 def free_mark(texts: pa.StringArray) -> str | None:
-    """Choose a mark that occurs in none of the texts, neither plain nor escaped."""
+    """Return a mark that occurs in none of the texts, plain or escaped; None: all of them occur."""
     for mark in _MARKS:
         pattern = rf"{mark}|(?i:\\u{ord(mark):04x})"
         if not pc.any(pc.match_substring_regex(texts, pattern)).as_py():
@@ -122,13 +122,13 @@ def mark_numbers(texts: pa.StringArray, mark: str) -> pa.StringArray:
 
 
 def unmark_numbers(texts: pa.StringArray, mark: str) -> pa.StringArray:
-    """Take the marks away again: from a number, and from numbers inside a JSON text."""
-    inside = pc.replace_substring_regex(texts, f'"{mark}([^"]*)"', r"\1")
-    return pc.replace_substring(inside, mark, "")
+    """Undo `mark_numbers`: for a number, and for numbers inside a JSON text."""
+    unquoted = pc.replace_substring_regex(texts, f'"{mark}([^"]*)"', r"\1")
+    return pc.replace_substring(unquoted, mark, "")
 
 
 def _depth(text: str) -> int:
-    """Measure the exact nesting: brackets inside strings do not count."""
+    """Return the exact nesting of one text: brackets inside strings do not count."""
     data = np.frombuffer(_STRING.sub(b"", text.encode()), np.uint8)
     steps = np.zeros(len(data), np.int32)
     steps[(data & 0xDF) == 0x5B] = 1
@@ -140,46 +140,46 @@ def _colons(texts: pa.StringArray) -> Rows:
     """Count the colons of each text, except before `null` with or without one space."""
     data, ends = characters(texts), offsets(texts)
     colons = np.flatnonzero(data == _COLON)
-    value = colons + 1
-    value += data.take(value, mode="clip") == ord(" ")
-    null = np.flatnonzero(data.take(value, mode="clip") == ord("n"))
-    for i, letter in enumerate(b"ull", start=1):
-        null = null[data.take(value[null] + i, mode="clip") == letter]
-    colons = np.delete(colons, null)
+    values = colons + 1
+    values += data.take(values, mode="clip") == ord(" ")
+    nulls = np.flatnonzero(data.take(values, mode="clip") == ord("n"))
+    for step, letter in enumerate(b"ull", start=1):
+        nulls = nulls[data.take(values[nulls] + step, mode="clip") == letter]
+    colons = np.delete(colons, nulls)
     return np.diff(np.searchsorted(colons, ends - ends[0])) if len(texts) else np.empty(0, np.intp)
 
 
-def _long_points(data: Bytes, start: int, some: Bytes) -> Rows:
-    """Find the points of a block that have digits on both sides, and perhaps too many.
+def _long_points(data: Bytes, start: int, block: Bytes) -> Rows:
+    """Return the points of a block that have digits on both sides, and perhaps too many.
 
-    So many digits in all means that one side has eight or more: this test leaves few points, not
-    those of a time, which has a colon three places before.
+    More than 15 digits in all means that one side has eight or more: few points pass this test,
+    and none of a time, which has a colon three bytes before the point.
     """
-    points = start + np.flatnonzero(some == ord("."))
+    points = start + np.flatnonzero(block == ord("."))
     points = points[_digit(data, points - 1) & _digit(data, points + 1)]
     before = _digit(data, points - 8) & _digit(data, points - 3)
     return points[before | (_digit(data, points + 8) & _digit(data, points + 3))]
 
 
 def _blocks(data: Bytes) -> Iterator[tuple[int, Bytes]]:
-    """Cut the bytes into pieces, each with its place."""
+    """Cut the bytes into blocks, each with its start; a number may go on in the next block."""
     for start in range(0, len(data), _BLOCK):
         yield start, data[start : start + _BLOCK]
 
 
-def _digit(data: Bytes, at: Rows) -> npt.NDArray[np.bool_]:
-    return (data.take(at, mode="clip") - np.uint8(ord("0"))) < 10
+def _digit(data: Bytes, indices: Rows) -> npt.NDArray[np.bool_]:
+    return (data.take(indices, mode="clip") - np.uint8(ord("0"))) < 10
 
 
 def _run(data: Bytes, points: Rows, step: int) -> Rows:
-    """Count the digits beside each point, in one direction, as far as it matters."""
+    """Count the digits beside each point in one direction, up to one more than a double keeps."""
     runs = np.zeros(len(points), np.intp)
-    alive, here = np.arange(len(points)), points
+    open_runs, indices = np.arange(len(points)), points
     for _ in range(_DIGITS + 1):
-        here = here + step
-        still = _digit(data, here)
-        alive, here = alive[still], here[still]
-        if len(alive) == 0:
+        indices = indices + step
+        is_digit = _digit(data, indices)
+        open_runs, indices = open_runs[is_digit], indices[is_digit]
+        if len(open_runs) == 0:
             break
-        runs[alive] += 1
+        runs[open_runs] += 1
     return runs

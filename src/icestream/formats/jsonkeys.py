@@ -1,4 +1,4 @@
-"""Keys that a table does not know, and keys given twice: looked for in suspect objects only."""
+"""Finds keys that a table does not know, and keys given twice, in suspect objects only."""
 
 import json
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ _LONG_INTEGER = r"[:,\[\s]-?(?:[0-9]{20}|9[2-9][0-9]{17})"
 
 @dataclass(frozen=True)
 class SuspectObjects:
-    """Objects that hold more than the known keys: texts, their records, and where they sit."""
+    """Objects that may hold more than the known keys: texts, rows of their records, column path."""
 
     texts: pa.StringArray
     rows: Rows
@@ -42,54 +42,55 @@ def unknown(
     rule: Rule,
     dropped: frozenset[str],
 ) -> tuple[NewField, ...]:
-    """Give the new fields; add to `errors` the rows with a repeated or a refused key."""
+    """Return the new fields; add to `errors` the rows with a repeated or a refused key."""
     new: list[tuple[NewField, ...]] = []
-    for found in suspects:
-        texts, rows = _without_bad(found.texts, found.rows, errors)
+    for suspect in suspects:
+        texts, rows = _without_bad(suspect.texts, suspect.rows, errors)
         sizes, keys, values = duck.entries(texts)
-        owner = np.repeat(np.arange(len(texts)), sizes)
-        given = values.is_valid()
+        owners = np.repeat(np.arange(len(texts)), sizes)
+        is_given = values.is_valid()
         verdicts = judge(
-            target, pc.unique(keys.filter(given)).to_pylist(), rule, dropped, found.path
+            target, pc.unique(keys.filter(is_given)).to_pylist(), rule, dropped, suspect.path
         )
-        refused = {name: why for name, why in verdicts.items() if why is not None}
-        bad = repeated(owner, keys, values)
-        for i in where(pc.and_(given, _among(keys, refused))):
-            bad.setdefault(i, refused[keys[i].as_py()])
-        fresh = where(pc.and_(given, _among(keys, verdicts.keys() - refused.keys())))
-        bad |= _not_together(owner[fresh], keys.take(pa.array(fresh, pa.int64())), fresh)
-        for i, why in bad.items():
-            errors.setdefault(int(rows[owner[i]]), why)
+        refused = {name: reason for name, reason in verdicts.items() if reason is not None}
+        bad = repeated(owners, keys, values)
+        for entry in where(pc.and_(is_given, _among(keys, refused))):
+            bad.setdefault(entry, refused[keys[entry].as_py()])
+        fresh = where(pc.and_(is_given, _among(keys, verdicts.keys() - refused.keys())))
+        bad |= _not_together(owners[fresh], keys.take(pa.array(fresh, pa.int64())), fresh)
+        for entry, reason in bad.items():
+            errors.setdefault(int(rows[owners[entry]]), reason)
 
-        hits = np.unique(owner[fresh])
-        texts, _ = _without_bad(texts.take(pa.array(hits)), rows[hits], errors)
+        objects = np.unique(owners[fresh])
+        # Rows that are bad for any reason bring no fields.
+        texts, _ = _without_bad(texts.take(pa.array(objects)), rows[objects], errors)
         if len(texts):
-            seen = [*duck.structures(texts), *_beyond_long(texts)]
-            new += [compare(target, s, rule, dropped, found.path).new for s in seen]
+            for structure in (*duck.structures(texts), *_beyond_long(texts)):
+                new.append(compare(target, structure, rule, dropped, suspect.path).new)
     return tuple(merge_new_fields(new))
 
 
 def repeated(
-    owner: Rows, keys: pa.StringArray, values: pa.StringArray | None = None
+    owners: Rows, keys: pa.StringArray, values: pa.StringArray | None = None
 ) -> dict[int, str]:
-    """Find keys that their object has given before; with `values`, only where one is given."""
+    """Return reasons for keys that their object had before; null `values` do not count."""
     codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
-    pairs = owner * (codes.max(initial=0) + 1) + codes
+    pairs = owners * (codes.max(initial=0) + 1) + codes
     order = np.argsort(pairs, kind="stable")
-    again = order[1:][np.diff(pairs[order]) == 0]
+    repeats = order[1:][np.diff(pairs[order]) == 0]
     if values is not None:
-        again = again[values.is_valid().to_numpy(zero_copy_only=False)[again]]
-    return {i: f"key {casts.quote(keys[i].as_py())} is given twice" for i in again.tolist()}
+        repeats = repeats[values.is_valid().to_numpy(zero_copy_only=False)[repeats]]
+    return {i: f"key {casts.quote(keys[i].as_py())} is given twice" for i in repeats.tolist()}
 
 
 def where(mask: pa.BooleanArray) -> list[int]:
-    """Give the numbers of the rows for which the mask is true."""
-    found: list[int] = places(mask).tolist()
-    return found
+    """Return the rows for which the mask is true, as a list."""
+    rows: list[int] = places(mask).tolist()
+    return rows
 
 
 def places(mask: pa.BooleanArray) -> Rows:
-    """Give the same as an array: for masks that are true for many rows."""
+    """Return the rows for which the mask is true, as an array: faster than `where` for many."""
     return np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
 
 
@@ -97,31 +98,31 @@ def _among(keys: pa.StringArray, names: Iterable[str]) -> pa.BooleanArray:
     return pc.is_in(keys, pa.array(sorted(names), pa.string()))
 
 
-def _not_together(owner: Rows, keys: pa.StringArray, places: list[int]) -> dict[int, str]:
-    """Find new names that one object may not bring at once: `a` with `A`, and far too many."""
+def _not_together(owners: Rows, keys: pa.StringArray, entries: list[int]) -> dict[int, str]:
+    """Return reasons for new names that one object may not have at once: `a` with `A`, too many."""
     bad: dict[int, str] = {}
-    for i in repeated(owner, pc.utf8_lower(keys)):
+    for i in repeated(owners, pc.utf8_lower(keys)):
         name = casts.quote(keys[i].as_py())
-        bad[places[i]] = f"field {name} differs from another one only in case"
-    for i in np.flatnonzero(np.bincount(owner)[owner] > MAX_FIELDS).tolist():
-        bad.setdefault(places[i], f"more than {MAX_FIELDS} new fields in one object")
+        bad[entries[i]] = f"field {name} differs from another one only in case"
+    for i in np.flatnonzero(np.bincount(owners)[owners] > MAX_FIELDS).tolist():
+        bad.setdefault(entries[i], f"more than {MAX_FIELDS} new fields in one object")
     return bad
 
 
 def _without_bad(
     texts: pa.StringArray, rows: Rows, errors: dict[int, str]
 ) -> tuple[pa.StringArray, Rows]:
-    good = ~np.isin(rows, list(errors))
-    return texts.filter(pa.array(good)), rows[good]
+    is_good = ~np.isin(rows, list(errors))
+    return texts.filter(pa.array(is_good)), rows[is_good]
 
 
 def _beyond_long(texts: pa.StringArray) -> list[Structure]:
-    """Describe objects with huge integers, which DuckDB calls DOUBLE although digits would go."""
-    found: dict[str, Structure] = {}
+    """Return structures of objects with huge integers: DuckDB says DOUBLE, which loses digits."""
+    structures: dict[str, Structure] = {}
     for i in where(pc.match_substring_regex(texts, _LONG_INTEGER)):
         try:
             structure = structure_of(json.loads(texts[i].as_py()))
         except ValueError:
-            continue  # a trailing comma, say: DuckDB's word stands
-        found[json.dumps(structure)] = structure
-    return list(found.values())
+            continue  # a trailing comma, say: DuckDB's structure is used
+        structures[json.dumps(structure)] = structure
+    return list(structures.values())

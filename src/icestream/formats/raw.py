@@ -18,7 +18,7 @@ class RawFormat(Format):
     """Columns `key` and `value`, binary unless declared as string. A null value is a good row."""
 
     def default_schema(self) -> Schema:
-        """Give key and value as binary."""
+        """Return key and value as binary: the columns if none are declared."""
         return Schema(NestedField(1, "key", BinaryType()), NestedField(2, "value", BinaryType()))
 
     def decode(
@@ -28,24 +28,24 @@ class RawFormat(Format):
         rule: Rule = "evolve",
         dropped: frozenset[str] = frozenset(),
     ) -> DecodedBatch:
-        """Hand over the bytes; only text that is not UTF-8 makes a bad row."""
-        arrow = arrow_schema(target)
+        """Pass the bytes on; a row is bad only if a column declared as string is not UTF-8."""
+        schema = arrow_schema(target)
         errors: dict[int, str] = {}
         columns = []
-        for field, out in zip(target.fields, arrow, strict=True):
+        for field, arrow_field in zip(target.fields, schema, strict=True):
             if field.name not in ("key", "value"):
                 raise ConfigError(
                     f"format `raw` has no column `{field.name}`", hint="it has `key` and `value`"
                 )
-            data = records.column(field.name)
+            values = records.column(field.name)
             if isinstance(field.field_type, StringType):
-                data, bad = utf8(data)
-                errors = {row: f"`{field.name}`: {why}" for row, why in bad.items()} | errors
+                values, bad = utf8(values)
+                errors = {row: f"`{field.name}`: {reason}" for row, reason in bad.items()} | errors
             elif not isinstance(field.field_type, BinaryType):
                 raise ConfigError(
                     f"column `{field.name}` cannot be {field.field_type} with format `raw`",
                     hint="declare it as binary or string",
                 )
-            columns.append(data.cast(out.type))
-        batch = pa.RecordBatch.from_arrays(columns, schema=arrow)
+            columns.append(values.cast(arrow_field.type))
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         return DecodedBatch(batch, reasons(errors, len(records)))

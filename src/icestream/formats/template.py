@@ -1,10 +1,9 @@
-"""Objects that differ only in their values, taken apart by position instead of by parsing.
+"""Takes apart, by position instead of parsing, JSON objects that differ only in their values.
 
 The records of a stream mostly come from a few producers that write the same keys in the same
-order. A template is one flat object with its values cut out; a row fits when all that is left
-between its quotes is byte for byte the template's. What fits is read as the parser would read it;
-whatever is doubtful (escapes, nesting, odd numbers) does not fit and is left to the parser.
-docs/design/json.md says why this is the same.
+order. A template is one flat object with its values cut out; a row fits when everything between
+its values is byte for byte the template's. Whatever is doubtful (escapes, nesting, unusual numbers)
+does not fit and goes to the parser. docs/design/json.md says why the result is the parser's.
 """
 
 import re
@@ -19,7 +18,7 @@ from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, Pri
 from icestream.formats.jsonbytes import characters, offsets
 from icestream.formats.page import Flags, Places, TextBuffer
 
-MAX_TEMPLATES = 4  # tried on one batch; more shapes than these are parsed
+MAX_TEMPLATES = 4  # made for one batch; rows of further shapes are parsed
 MAX_SLOTS = 256
 _CHUNK = 8192  # rows at a time: their bytes stay in the processor's cache
 _LONGEST_INTEGER = 18  # digits that a long holds for sure
@@ -33,7 +32,7 @@ _WORDS = {b"null": None, b"true": "true", b"false": "false"}
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a value stands: between quotes, or a number, true, false or null."""
+    """A value of a template: in quotes, or a number, true, false or null."""
 
     name: str
     quoted: bool
@@ -41,7 +40,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Template:
-    """`literals` has one more entry than `slots`: what stands before, between and behind them."""
+    """One flat object: its slots, and the literals before, between and behind them (one more)."""
 
     literals: tuple[bytes, ...]
     slots: tuple[Slot, ...]
@@ -49,77 +48,78 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateRows:
-    """Rows that fit one template, and the text of each wanted value; JSON's null is null."""
+    """Rows that fit one template, and the texts of their columns; JSON's null is null."""
 
     rows: Places
     texts: dict[str, pa.StringArray]
-    names: tuple[str, ...]  # all keys that they have
+    names: tuple[str, ...]  # all keys of these rows, columns or not
 
 
 def template_of(text: bytes) -> Template | None:
-    """Cut the values out of a flat object; None when it is anything else."""
+    """Make a template of a flat object by cutting its values out; None: it is no flat object."""
     opening = re.match(rb" *\{", text)
     literals: list[bytes] = []
     slots: dict[str, Slot] = {}
-    at, since = opening.end() if opening else len(text), 0
-    while key := _KEY.match(text, at):
+    position, literal_start = opening.end() if opening else len(text), 0
+    while key := _KEY.match(text, position):
         name = key[1].decode()
-        at = key.end()
-        quoted = text[at : at + 1] == b'"'
+        position = key.end()
+        quoted = text[position : position + 1] == b'"'
         if quoted:
-            literals.append(text[since : at + 1])
-            since = text.find(b'"', at + 1)
-            at = since + 1
+            literals.append(text[literal_start : position + 1])
+            literal_start = text.find(b'"', position + 1)
+            position = literal_start + 1
         else:
-            scalar = _SCALAR.match(text, at)
-            literals.append(text[since:at])
-            since = at = scalar.end() if scalar else 0
-        following = _NEXT.match(text, at)
-        if not since or not following or name in slots or len(slots) == MAX_SLOTS:
+            scalar = _SCALAR.match(text, position)
+            literals.append(text[literal_start:position])
+            literal_start = position = scalar.end() if scalar else 0
+        following = _NEXT.match(text, position)
+        if not literal_start or not following or name in slots or len(slots) == MAX_SLOTS:
             return None
         slots[name] = Slot(name, quoted)
-        at = following.end()
+        position = following.end()
         if following[1] == b"}":
-            literals.append(text[since:])
-            return None if text[at:].strip(b" ") else Template(tuple(literals), (*slots.values(),))
+            literals.append(text[literal_start:])
+            is_last = not text[position:].strip(b" ")
+            return Template(tuple(literals), tuple(slots.values())) if is_last else None
     return None
 
 
 def match_templates(
     texts: pa.StringArray,
-    kinds: Mapping[str, IcebergType],
+    columns: Mapping[str, IcebergType],
     unwanted: Callable[[str], bool],
     raw: Collection[str] = (),
 ) -> tuple[list[TemplateRows], Places]:
-    """Rows that fit a template of this batch, and the rows that are left to the parser.
+    """Return the rows that fit templates, which it makes of rows of this batch, and the others.
 
-    `kinds` are the columns; a key that is neither one of them nor unwanted is the parser's matter.
-    Strings of the `raw` columns keep their quotes.
+    A key that is neither one of the columns nor `unwanted` is left to the parser. Strings of the
+    `raw` columns keep their quotes.
     """
-    taken: dict[int, list[TemplateRows]] = {}
+    matches: dict[int, list[TemplateRows]] = {}
     templates: list[Template] = []
-    rest = np.ones(len(texts), bool)
-    for begin in range(0, len(texts), _CHUNK):
-        page = _ObjectBuffer(texts.slice(begin, _CHUNK))
-        left = page.candidates()
-        for number in range(MAX_TEMPLATES):
-            if not len(left):
+    is_unmatched = np.ones(len(texts), bool)
+    for start in range(0, len(texts), _CHUNK):
+        page = _ObjectBuffer(texts.slice(start, _CHUNK))
+        unmatched = page.candidates()
+        for index in range(MAX_TEMPLATES):
+            if not len(unmatched):
                 break
-            if number == len(templates):
-                template = template_of(page.row(int(left[0])))
-                if template is None or not _wanted(template, kinds, unwanted):
+            if index == len(templates):
+                template = template_of(page.row(int(unmatched[0])))
+                if template is None or not _has_known_keys(template, columns, unwanted):
                     break
                 templates.append(template)
-            found = _fitting(page, templates[number], left, kinds, raw)
-            if len(found.rows):
-                left = np.setdiff1d(left, found.rows, assume_unique=True)
-                rest[begin + found.rows] = False
-                taken.setdefault(number, []).append(replace(found, rows=begin + found.rows))
-    return [_joined(parts) for parts in taken.values()], np.flatnonzero(rest)
+            match = _match(page, templates[index], unmatched, columns, raw)
+            if len(match.rows):
+                unmatched = np.setdiff1d(unmatched, match.rows, assume_unique=True)
+                is_unmatched[start + match.rows] = False
+                matches.setdefault(index, []).append(replace(match, rows=start + match.rows))
+    return [_joined(parts) for parts in matches.values()], np.flatnonzero(is_unmatched)
 
 
 def _joined(parts: Sequence[TemplateRows]) -> TemplateRows:
-    """What fits one template in all chunks."""
+    """Put the rows of one template from all chunks together."""
     if len(parts) == 1:
         return parts[0]
     texts = {
@@ -129,84 +129,87 @@ def _joined(parts: Sequence[TemplateRows]) -> TemplateRows:
     return TemplateRows(rows, texts, parts[0].names)
 
 
-def _wanted(
-    template: Template, kinds: Mapping[str, IcebergType], unwanted: Callable[[str], bool]
+def _has_known_keys(
+    template: Template, columns: Mapping[str, IcebergType], unwanted: Callable[[str], bool]
 ) -> bool:
-    """Whether every key is a column of a plain type, or known to be left out."""
+    """Return whether every key is a column of a plain type, or known to be left out."""
     return all(
-        isinstance(kinds[slot.name], PrimitiveType) if slot.name in kinds else unwanted(slot.name)
-        for slot in template.slots
+        isinstance(columns[name], PrimitiveType) if name in columns else unwanted(name)
+        for name in (slot.name for slot in template.slots)
     )
 
 
-def _fitting(
+def _match(
     page: "_ObjectBuffer",
     template: Template,
     rows: Places,
-    kinds: Mapping[str, IcebergType],
+    columns: Mapping[str, IcebergType],
     raw: Collection[str],
 ) -> TemplateRows:
     rows, spans = page.fit(template, rows)
     texts: dict[str, pa.StringArray] = {}
-    fine = np.ones(len(rows), bool)
+    is_good = np.ones(len(rows), bool)
     for slot, (start, length) in zip(template.slots, spans, strict=True):
-        kind = kinds.get(slot.name)
+        column_type = columns.get(slot.name)
         if slot.quoted and slot.name in raw:
             start, length = start - 1, length + 2
         values = page.texts(start, length)
-        if not slot.quoted:  # unwanted ones too: a row with a malformed number is no row
-            values, plain = _scalars(page, values, start, length, kind)
-            fine &= plain
-        if kind is not None:
+        if not slot.quoted:  # unwanted ones too: a malformed number makes a bad row
+            values, is_plain = _scalars(page, values, start, length, column_type)
+            is_good &= is_plain
+        if column_type is not None:
             texts[slot.name] = values
-    if not fine.all():
-        kept = pa.array(fine)
-        rows, texts = rows[fine], {name: each.filter(kept) for name, each in texts.items()}
+    if not is_good.all():
+        mask = pa.array(is_good)
+        rows, texts = rows[is_good], {name: column.filter(mask) for name, column in texts.items()}
     return TemplateRows(rows, texts, tuple(slot.name for slot in template.slots))
 
 
 class _ObjectBuffer(TextBuffer):
-    """With the place of every quote."""
+    """A chunk of objects as bytes, with the positions of all quotes."""
 
     def __init__(self, texts: pa.StringArray) -> None:
         super().__init__(texts)
         body = self.body
-        self._odd = np.flatnonzero((body == ord("\\")) | (body < ord(" "))) if _odd(body) else None
+        # Positions of backslashes and control characters; None: there are none.
+        self._specials = None
+        if _has_specials(body):
+            self._specials = np.flatnonzero((body == ord("\\")) | (body < ord(" ")))
         self._quotes = np.flatnonzero(body == ord('"'))
         self._first = np.searchsorted(self._quotes, self.start)
         self._count = np.searchsorted(self._quotes, self.end) - self._first
 
     def candidates(self) -> Places:
-        """Rows without escapes and control characters: a quote there is a quote."""
-        fine = self.valid.copy()
-        if self._odd is not None:
-            fine[np.searchsorted(self.end, self._odd, side="right")] = False
-        return np.flatnonzero(fine)
+        """Return the rows without escapes and control characters: each quote there is a quote."""
+        is_plain = self.valid.copy()
+        if self._specials is not None:
+            is_plain[np.searchsorted(self.end, self._specials, side="right")] = False
+        return np.flatnonzero(is_plain)
 
     def fit(self, template: Template, rows: Places) -> tuple[Places, list[tuple[Places, Places]]]:
-        """The rows that fit, and start and length of each value in them."""
-        total = sum(literal.count(b'"') for literal in template.literals)
-        if not (self._count == total).all() or len(rows) < len(self.start):
-            rows = rows[self._count[rows] == total]
+        """Return the rows that fit, and start and length of each value in them."""
+        quote_count = sum(literal.count(b'"') for literal in template.literals)
+        if not (self._count == quote_count).all() or len(rows) < len(self.start):
+            rows = rows[self._count[rows] == quote_count]
         first, start, end = self._first[rows], self.start[rows], self.end[rows]
-        fits, at, quotes = np.ones(len(rows), bool), start, 0
+        is_fit, place, quotes = np.ones(len(rows), bool), start, 0
         spans: list[tuple[Places, Places]] = []
-        for number, literal in enumerate(template.literals):
-            if number:
-                inside = literal.find(b'"')
-                # Only the last one, behind a number, may have no quote.
-                at = end - len(literal) if inside < 0 else self._quotes[quotes:][first] - inside
-                value = spans[-1][0]
-                length = at - value
-                fits &= length >= (0 if template.slots[number - 1].quoted else 1)
-                spans[-1] = (value, length)
-            fits &= self.reads(at, literal)
+        for index, literal in enumerate(template.literals):
+            if index:
+                quote = literal.find(b'"')
+                # A literal stands at its quote; only the last one, behind a number, may have none.
+                place = end - len(literal) if quote < 0 else self._quotes[quotes:][first] - quote
+                value_start = spans[-1][0]
+                length = place - value_start
+                is_fit &= length >= (0 if template.slots[index - 1].quoted else 1)
+                spans[-1] = (value_start, length)
+            is_fit &= self.reads(place, literal)
             quotes += literal.count(b'"')
-            spans.append((at + len(literal), end))
-        fits &= spans.pop()[0] == end
-        if fits.all():
+            spans.append((place + len(literal), end))
+        is_fit &= spans.pop()[0] == end
+        if is_fit.all():
             return rows, spans
-        return rows[fits], [(start[fits], length[fits]) for start, length in spans]
+        return rows[is_fit], [(start[is_fit], length[is_fit]) for start, length in spans]
 
 
 def _scalars(
@@ -214,73 +217,73 @@ def _scalars(
     texts: pa.StringArray,
     start: Places,
     length: Places,
-    kind: IcebergType | None,
+    column_type: IcebergType | None,
 ) -> tuple[pa.StringArray, Flags]:
-    """The texts of numbers, true and false, null for null; and which rows are plain enough."""
-    fine, real = _numbers(texts, length)
-    fine &= ~real | _takes_reals(kind, texts)
-    if fine.all():
-        return texts, fine
-    null = np.zeros(len(fine), bool)
+    """Return the texts of unquoted values, null for null, and which rows are plain enough."""
+    is_plain, is_real = _numbers(texts, length)
+    is_plain &= ~is_real | _may_be_real(column_type, texts)
+    if is_plain.all():
+        return texts, is_plain
+    is_null = np.zeros(len(is_plain), bool)
     for word, meaning in _WORDS.items():
-        same = (length == len(word)) & page.reads(start, word)
-        fine |= same
+        is_word = (length == len(word)) & page.reads(start, word)
+        is_plain |= is_word
         if meaning is None:
-            null = same
-    if null.any():
-        texts = texts.take(pa.array(np.arange(len(texts)), mask=null))
-    return texts, fine
+            is_null = is_word
+    if is_null.any():
+        texts = texts.take(pa.array(np.arange(len(texts)), mask=is_null))
+    return texts, is_plain
 
 
 def _numbers(texts: pa.StringArray, length: Places) -> tuple[Flags, Flags]:
-    """Which texts are JSON numbers without exponent and of few digits, and which have a point."""
+    """Return which texts are short JSON numbers without exponent, and which have a point."""
     body, ends = characters(texts), offsets(texts).astype(np.int64)
-    begin = ends[:-1] - ends[0]
+    start = ends[:-1] - ends[0]
     stop = ends[1:] - ends[0]
-    fine, real = (length > 0) & (length <= _LONGEST_INTEGER), np.zeros(len(texts), bool)
-    negative = np.zeros(len(texts), bool)
-    other = np.flatnonzero(body - np.uint8(ord("0")) > 9)
-    if len(other):
-        row = np.searchsorted(stop, other, side="right")
-        sign, point = body[other] == ord("-"), body[other] == ord(".")
-        sign &= other == begin[row]
-        negative[row[sign]] = True
-        point &= (other > begin[row] + negative[row]) & (other < stop[row] - 1)
-        pointed = row[point]
-        real[pointed] = True
-        fine[row[~(sign | point)]] = False
-        fine[pointed[1:][np.diff(pointed) == 0]] = False  # a second point
-    fine &= ~real | (length <= _LONGEST_REAL)
-    digits = length - negative
-    fine &= digits > 0
+    is_plain, is_real = (length > 0) & (length <= _LONGEST_INTEGER), np.zeros(len(texts), bool)
+    is_negative = np.zeros(len(texts), bool)
+    others = np.flatnonzero(body - np.uint8(ord("0")) > 9)
+    if len(others):
+        row = np.searchsorted(stop, others, side="right")
+        is_sign, is_point = body[others] == ord("-"), body[others] == ord(".")
+        is_sign &= others == start[row]
+        is_negative[row[is_sign]] = True
+        is_point &= (others > start[row] + is_negative[row]) & (others < stop[row] - 1)
+        real_rows = row[is_point]
+        is_real[real_rows] = True
+        is_plain[row[~(is_sign | is_point)]] = False
+        is_plain[real_rows[1:][np.diff(real_rows) == 0]] = False  # a second point
+    is_plain &= ~is_real | (length <= _LONGEST_REAL)
+    digits = length - is_negative
+    is_plain &= digits > 0
     padded = np.append(body, np.zeros(2, np.uint8))
-    leading = begin + negative
-    zero = padded[np.minimum(leading, len(body))] == ord("0")
-    more = padded[np.minimum(leading + 1, len(body))] - np.uint8(ord("0")) <= 9
-    fine &= ~(zero & (digits > 1) & more)
-    fine &= ~(zero & negative & (digits == 1))  # -0 is a real, says the parser
-    return fine, real
+    leading = start + is_negative
+    has_zero = padded[np.minimum(leading, len(body))] == ord("0")
+    has_more = padded[np.minimum(leading + 1, len(body))] - np.uint8(ord("0")) <= 9
+    is_plain &= ~(has_zero & (digits > 1) & has_more)
+    is_plain &= ~(has_zero & is_negative & (digits == 1))  # the parser reads -0 as a double
+    return is_plain, is_real
 
 
-def _takes_reals(kind: IcebergType | None, texts: pa.StringArray) -> Flags:
-    """Where a real's text means what the parser's text of it means, which ends in no needless 0."""
-    if kind is None or isinstance(kind, DoubleType | FloatType):
+def _may_be_real(column_type: IcebergType | None, texts: pa.StringArray) -> Flags:
+    """Return where a number with a point may stay as written: the parser drops zeros at its end."""
+    if column_type is None or isinstance(column_type, DoubleType | FloatType):
         return np.ones(len(texts), bool)
-    if not isinstance(kind, DecimalType):
+    if not isinstance(column_type, DecimalType):
         return np.zeros(len(texts), bool)
     body, ends = characters(texts), offsets(texts).astype(np.int64)
     last = np.maximum(ends[1:] - ends[0] - 1, 0)
-    needless: Flags = np.append(body, np.uint8(0))[np.minimum(last, len(body))] == ord("0")
-    return ~needless
+    ends_in_zero: Flags = np.append(body, np.uint8(0))[np.minimum(last, len(body))] == ord("0")
+    return ~ends_in_zero
 
 
-def _odd(body: npt.NDArray[np.uint8]) -> bool:
+def _has_specials(body: npt.NDArray[np.uint8]) -> bool:
     return bool(body.min(initial=255) < ord(" ")) or bool((body == ord("\\")).any())
 
 
 def row_order(parts: Sequence[Places]) -> pa.Array:
-    """The way back: where each row stands after the parts were put one behind the other."""
+    """Return the indices that bring the rows of concatenated parts back into their order."""
     rows = np.concatenate(parts)
-    order = np.empty(len(rows), np.int64)
-    order[rows] = np.arange(len(rows))
-    return pa.array(order)
+    indices = np.empty(len(rows), np.int64)
+    indices[rows] = np.arange(len(rows))
+    return pa.array(indices)

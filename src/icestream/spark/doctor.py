@@ -1,4 +1,4 @@
-"""Look at this machine for `icestream doctor`: a line for each thing that a pipeline needs."""
+"""Checks this machine for `icestream doctor`: one line for each thing that a pipeline needs."""
 
 import os
 import re
@@ -40,7 +40,7 @@ class DoctorCheck:
 
 
 def run_checks() -> list[DoctorCheck]:
-    """Run every check; one that breaks is reported as failed and does not stop the others."""
+    """Run every check; one that raises is reported as failed and does not stop the others."""
     checks: tuple[tuple[str, Callable[[], Iterator[DoctorCheck]]], ...] = (
         ("python", check_python),
         ("java", check_java),
@@ -56,7 +56,7 @@ def run_checks() -> list[DoctorCheck]:
 
 
 def check_python() -> Iterator[DoctorCheck]:
-    """Python is one that Spark knows; an older one could not even import this file."""
+    """Check that Spark supports this Python; an older one could not even import this file."""
     detail = f"{sys.version.split()[0]} ({sys.executable})"
     if sys.version_info[:2] <= NEWEST_PYTHON:
         yield DoctorCheck("python", "ok", detail)
@@ -66,7 +66,7 @@ def check_python() -> Iterator[DoctorCheck]:
 
 
 def check_java() -> Iterator[DoctorCheck]:
-    """A Java for Spark exists; a broken JAVA_HOME is worth a warning."""
+    """Check that there is a Java for Spark; warn of a JAVA_HOME that cannot be used."""
     try:
         java = find_java()
     except IcestreamError as error:
@@ -84,7 +84,7 @@ def check_java() -> Iterator[DoctorCheck]:
 
 
 def check_pyspark() -> Iterator[DoctorCheck]:
-    """PySpark is the one that the locked Iceberg runtime was built for."""
+    """Check that PySpark is of the version that the locked Iceberg runtime was built for."""
     runtime = next(jar for jar in jars.locked() if jar.artifact.startswith("iceberg-spark-runtime"))
     series = re.split("[-_]", runtime.artifact)[-2]
     reinstall = f"pip install 'pyspark=={series}.*'"
@@ -104,48 +104,50 @@ def check_pyspark() -> Iterator[DoctorCheck]:
 
 
 def check_workers() -> Iterator[DoctorCheck]:
-    """Spark's Python workers run on this interpreter, not on another one."""
+    """Check that Spark's Python workers run on this interpreter."""
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        named = os.environ.get(name)
-        if not named:
+        configured = os.environ.get(name)
+        if not configured:
             continue
         # Not resolved: two environments link to one interpreter and hold different packages.
-        found = shutil.which(named)
-        if found is None:
-            yield DoctorCheck("workers", "warn", f"{name}={named} does not exist", f"unset {name}")
+        python = shutil.which(configured)
+        if python is None:
+            yield DoctorCheck(
+                "workers", "warn", f"{name}={configured} does not exist", f"unset {name}"
+            )
             return
-        if os.path.abspath(found) != os.path.abspath(sys.executable):  # noqa: PTH100
-            detail = f"{name}={named} is not the Python that runs icestream ({sys.executable})"
+        if os.path.abspath(python) != os.path.abspath(sys.executable):  # noqa: PTH100
+            detail = f"{name}={configured} is not the Python that runs icestream ({sys.executable})"
             yield DoctorCheck("workers", "warn", detail, f"unset {name}")
             return
     yield DoctorCheck("workers", "ok", "Spark's Python workers run on the same Python")
 
 
 def check_jars() -> Iterator[DoctorCheck]:
-    """The locked jars are in the cache, byte for byte; sets beyond core only if begun."""
+    """Check the cached jars by their SHA-256; sets other than core only if partly there."""
     for name in jars.known_sets():
-        found = jars.verify([name])
-        if name not in jars.CORE and all(jar.state == "missing" for jar in found):
+        states = jars.verify([name])
+        if name not in jars.CORE and all(jar.state == "missing" for jar in states):
             continue
         fix = f"icestream jars download {name}"
-        corrupt = [jar for jar in found if jar.state == "corrupt"]
-        missing = [jar for jar in found if jar.state == "missing"]
+        corrupt = [jar for jar in states if jar.state == "corrupt"]
+        missing = [jar for jar in states if jar.state == "missing"]
         if corrupt:
             detail = "; ".join(f"{jar.path}: {jar.detail}" for jar in corrupt)
             yield DoctorCheck("jars", "warn", f"{name}: {detail}", fix)
         elif missing:
             size = naturalsize(sum(jar.jar.size for jar in missing))
-            detail = f"{name}: {len(missing)} of {len(found)} not fetched yet ({size})"
+            detail = f"{name}: {len(missing)} of {len(states)} not fetched yet ({size})"
             yield DoctorCheck("jars", "warn", detail, fix)
         else:
-            size = naturalsize(sum(jar.jar.size for jar in found))
+            size = naturalsize(sum(jar.jar.size for jar in states))
             yield DoctorCheck(
-                "jars", "ok", f"{name}: {len(found)} verified, {size} in {cache_folder()}"
+                "jars", "ok", f"{name}: {len(states)} verified, {size} in {cache_folder()}"
             )
 
 
 def check_memory() -> Iterator[DoctorCheck]:
-    """There is room for a JVM beside Python."""
+    """Check that there is memory for a JVM beside Python."""
     total = _memory_total()
     available = min(total, _memory_available())
     detail = f"{naturalsize(available)} free of {naturalsize(total)}"
@@ -160,7 +162,7 @@ def check_memory() -> Iterator[DoctorCheck]:
 
 
 def check_disk() -> Iterator[DoctorCheck]:
-    """There is room for jars in the cache and for tables here."""
+    """Check that there is disk space for jars in the cache and for tables here."""
     for name, folder in (("cache", cache_folder()), ("here", Path.cwd())):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
@@ -178,24 +180,24 @@ def check_disk() -> Iterator[DoctorCheck]:
 
 
 def check_clock() -> Iterator[DoctorCheck]:
-    """The clock is not from before the release and agrees with the file system."""
+    """Check that the clock is not before the release's year and agrees with the file system."""
     now = time.time()
     with tempfile.NamedTemporaryFile() as file:
-        apart = abs(Path(file.name).stat().st_mtime - now)
+        difference = abs(Path(file.name).stat().st_mtime - now)
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if time.gmtime(now).tm_year < RELEASE_YEAR:
         yield DoctorCheck(
             "clock", "fail", f"{detail} is in the past", "set the clock, e.g. with NTP"
         )
-    elif apart > 5:
-        detail = f"{detail}, {apart:.0f} s apart from the file system's"
+    elif difference > 5:
+        detail = f"{detail}, {difference:.0f} s apart from the file system's"
         yield DoctorCheck("clock", "warn", detail, "synchronise both clocks, e.g. with NTP")
     else:
         yield DoctorCheck("clock", "ok", detail)
 
 
 def check_hostname() -> Iterator[DoctorCheck]:
-    """Spark can resolve this machine's name and open a port on loopback."""
+    """Check that this machine's name resolves and a port on loopback can be opened."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -203,8 +205,8 @@ def check_hostname() -> Iterator[DoctorCheck]:
         detail = f"cannot open a port on 127.0.0.1: {error.strerror}"
         yield DoctorCheck("hostname", "fail", detail, "bring up the loopback interface")
         return
-    if chosen := os.environ.get("SPARK_LOCAL_HOSTNAME") or os.environ.get("SPARK_LOCAL_IP"):
-        yield DoctorCheck("hostname", "ok", f"{chosen}, as the environment says")
+    if configured := os.environ.get("SPARK_LOCAL_HOSTNAME") or os.environ.get("SPARK_LOCAL_IP"):
+        yield DoctorCheck("hostname", "ok", f"{configured}, as the environment says")
         return
     name = socket.gethostname()
     if address := _resolve(name):
@@ -217,20 +219,20 @@ def check_hostname() -> Iterator[DoctorCheck]:
 def _guarded(name: str, check: Callable[[], Iterator[DoctorCheck]]) -> list[DoctorCheck]:
     try:
         return list(check())
-    except Exception as error:  # whatever it is, a person must see the other lines
-        what = str(error) or type(error).__name__
-        return [DoctorCheck(name, "fail", f"could not be looked at: {what}")]
+    except Exception as error:  # whatever it is: the other checks are shown, too
+        message = str(error) or type(error).__name__
+        return [DoctorCheck(name, "fail", f"could not be looked at: {message}")]
 
 
 def _foreign_spark_home() -> bool:
     home = os.environ.get("SPARK_HOME")
     spec = util.find_spec("pyspark")  # finds the folder without the slow import
-    ours = spec.submodule_search_locations if spec else None
-    return bool(home and ours and Path(home).resolve() != Path(ours[0]).resolve())
+    folders = spec.submodule_search_locations if spec else None
+    return bool(home and folders and Path(home).resolve() != Path(folders[0]).resolve())
 
 
 def _memory_total() -> int:
-    """Count what this process may use: the machine's memory, or its container's limit."""
+    """Return the bytes that this process may use: of the machine, or its container's limit."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     return min(machine, int(limit)) if limit.isdigit() else machine
@@ -250,16 +252,16 @@ def _read(path: str) -> str:
 
 
 def _resolve(name: str) -> str | None:
-    """Resolve a host name, without waiting for a name server that does not answer."""
-    found: list[str] = []
+    """Resolve a host name; None: it does not resolve, or no name server answers in time."""
+    addresses: list[str] = []
 
     def ask() -> None:
         try:
-            found.append(socket.gethostbyname(name))
+            addresses.append(socket.gethostbyname(name))
         except OSError:
             return
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(RESOLVE_SECONDS)
-    return found[0] if found else None
+    return addresses[0] if addresses else None

@@ -1,4 +1,4 @@
-"""How Spark's Java process ended: its exit code, and in words what to do about it."""
+"""Explains how Spark's Java process ended: its exit code, and what to do about it."""
 
 import re
 import signal
@@ -11,16 +11,16 @@ from pyspark import SparkContext
 from icestream.config.model import PipelineConfig
 from icestream.errors import SparkEnded
 
-MEMORY = "1g"  # `spark.driver.memory` of who sets none
-# A JVM without heap has failed somewhere, and who noticed is luck: it ends at once and says so.
+MEMORY = "1g"  # default of `spark.driver.memory`
+# A JVM out of heap fails in whatever thread allocates next: it had better end at once and say so.
 FLAG = "-XX:+ExitOnOutOfMemoryError"
-_BY_FLAG, _BY_SPARK = 3, 52  # codes of an end for want of memory, in a task by Spark itself
-scratch: Path | None = None  # of the session that this process started, where Spark has its files
+_BY_FLAG, _BY_SPARK = 3, 52  # exit codes of out of memory: by FLAG, and by Spark in a task
+scratch: Path | None = None  # Spark's files, of the session that this process started
 _CRASHED = (signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSEGV)
 
 
 def exit_code(seconds: float = 0.0) -> int | None:
-    """The JVM's exit code; None: it is alive after this time, or not of our making."""
+    """Wait so long for the JVM's exit code; None: it is alive, or another process started it."""
     process = getattr(SparkContext._gateway, "proc", None)
     try:
         return None if process is None else process.wait(seconds)
@@ -29,33 +29,33 @@ def exit_code(seconds: float = 0.0) -> int | None:
 
 
 def spark_ended(config: PipelineConfig, code: int | None) -> SparkEnded:
-    """The error for a JVM that ended with this code, if one is known."""
+    """Make the error for a JVM that ended with this exit code; None: the code is not known."""
     logs = Path(config.state_location) / "logs"
-    where, more = logs / "jvm.log", "nothing is lost, and a restart is safe"
+    log, hint = logs / "jvm.log", "nothing is lost, and a restart is safe"
     how = ""
-    number = 0 if code is None else -code if code < 0 else code - 128
+    signal_number = 0 if code is None else -code if code < 0 else code - 128
     if code in (_BY_FLAG, _BY_SPARK):
         heap = config.spark.get("spark.driver.memory", MEMORY)
-        what = _last_words(where) if code == _BY_FLAG else ""
-        how = f": out of memory{what}, with `spark.driver.memory` at {heap}"
-        more = f"raise it under `spark:` in the pipeline file; {more}"
-    elif number in _CRASHED:
-        how = f": it crashed ({signal.Signals(number).name})"
-        more += f"; why is in `{logs}/hs_err_pid*.log`"
-    elif number == signal.SIGKILL:
+        cause = _memory_cause(log) if code == _BY_FLAG else ""
+        how = f": out of memory{cause}, with `spark.driver.memory` at {heap}"
+        hint = f"raise it under `spark:` in the pipeline file; {hint}"
+    elif signal_number in _CRASHED:
+        how = f": it crashed ({signal.Signals(signal_number).name})"
+        hint += f"; why is in `{logs}/hs_err_pid*.log`"
+    elif signal_number == signal.SIGKILL:
         how = ": killed (SIGKILL)"
-        more += "; if nobody did, the system was short of memory: look into `dmesg`"
-    elif number in set(signal.Signals):
-        how = f": stopped by {signal.Signals(number).name}"
+        hint += "; if nobody did, the system was short of memory: look into `dmesg`"
+    elif signal_number in set(signal.Signals):
+        how = f": stopped by {signal.Signals(signal_number).name}"
     elif code is not None:
         how = f" with exit code {code}"
     return SparkEnded(
-        f"pipeline `{config.name}`: Spark's Java process ended{how}", where=str(where), hint=more
+        f"pipeline `{config.name}`: Spark's Java process ended{how}", where=str(log), hint=hint
     )
 
 
 def folder_deleted(config: PipelineConfig) -> SparkEnded | None:
-    """The error for Spark's own files, if somebody has deleted them: only a new process has new."""
+    """Return an error if Spark's own files were deleted, which only a new process creates again."""
     if scratch is None or scratch.is_dir():
         return None
     return SparkEnded(
@@ -65,9 +65,9 @@ def folder_deleted(config: PipelineConfig) -> SparkEnded | None:
     )
 
 
-def _last_words(log: Path) -> str:
-    """What Java ran out of, as it says: the heap, mostly."""
+def _memory_cause(log: Path) -> str:
+    """Return what Java says that it ran out of, such as ` (Java heap space)`; else nothing."""
     with suppress(OSError):
-        if found := re.findall(r"OutOfMemoryError: (.+)", log.read_text(errors="replace")):
-            return f" ({found[-1]})"
+        if causes := re.findall(r"OutOfMemoryError: (.+)", log.read_text(errors="replace")):
+            return f" ({causes[-1]})"
     return ""

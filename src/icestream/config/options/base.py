@@ -24,7 +24,7 @@ def later_values(**hints: str) -> JsonDict:
 
 
 def schema_name(class_name: str) -> str:
-    """The name of an options class in docs/icestream.schema.json: editors show it to users."""
+    """Return the name of an options class in docs/icestream.schema.json, which editors show."""
     return class_name.removesuffix("Options").removesuffix("Config")
 
 
@@ -42,7 +42,7 @@ class Model(BaseModel):
 
 
 def with_type(default: str) -> BeforeValidator:
-    """The variant that is meant when `type:` is left out."""
+    """Make a validator that fills in `type:` where it is left out."""
 
     def fill(value: object) -> object:
         return {"type": default, **value} if isinstance(value, dict) else value

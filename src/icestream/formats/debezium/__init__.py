@@ -1,4 +1,4 @@
-"""Debezium change events. The rules, one by one, are in docs/design/debezium.md."""
+"""Decodes Debezium's change events; docs/design/debezium.md has the rules, one by one."""
 
 from icestream.formats.debezium.format import DebeziumFormat
 

@@ -1,7 +1,7 @@
-"""Records → events: what each does, its row as JSON, its schema and its place in the source's log.
+"""Takes records apart into events: operation, row as JSON, schema, and fields of the log position.
 
-Everything is decided for whole batches. Envelopes that end as others do are taken apart by `tails`,
-the rest by DuckDB. Only records that are no envelopes are looked at twice.
+Everything is decided for whole batches. Envelopes with a common tail are taken apart by `tails`,
+the others by DuckDB. Only records that are no envelopes are parsed twice.
 """
 
 import re
@@ -39,215 +39,219 @@ _NEITHER = (
 
 @dataclass
 class EventBatch:
-    """What the records of a batch are, row by row."""
+    """The events of a batch, one per record."""
 
     op: npt.NDArray[np.int8]
     rows: pa.StringArray  # the row after the change, or before it was deleted; null: none
-    schema: Codes  # number of the embedded schema, -1: none
+    schema: Codes  # index into `schemas`, -1: none
     schemas: list[ConnectSchema | None]
-    flat: npt.NDArray[np.bool_]
+    flat: npt.NDArray[np.bool_]  # flattened rows
     log: dict[str, pa.StringArray]  # fields of a log position
-    extra: dict[str, pa.StringArray]  # what columns such as `__op` and `__source_ts_ms` ask for
+    extra: dict[str, pa.StringArray]  # values of columns such as `__op` and `__source_ts_ms`
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
     def groups(self) -> Codes:
-        """Rows of one number are of one schema and one form."""
+        """Rows with the same number have the same schema, and are flattened or not."""
         return 2 * self.schema + self.flat
 
 
 def events(
     values: pa.BinaryArray, topics: pa.StringArray, flattened: bool | None, columns: Iterable[str]
 ) -> EventBatch:
-    """Take records apart; `flattened` None: each record shows whether it is."""
+    """Take records apart; `flattened` None: decided for each record by its fields."""
     texts, errors = casts.utf8(values)
     payloads, schema, schemas = unpacked(texts)
-    asked = _asked(columns)
-    found = _apart(payloads, asked.values(), flattened)
-    source = found.source
-    errors |= found.errors
-    whole = EventBatch(
+    event_fields = _event_fields(columns)
+    parts = _apart(payloads, event_fields.values(), flattened)
+    source = parts.source
+    errors |= parts.errors
+    batch = EventBatch(
         op=np.full(len(texts), IGNORE, np.int8),
         rows=pa.nulls(len(texts), pa.string()),
         schema=schema,
         schemas=[described(text) for text in schemas],
         flat=np.zeros(len(texts), bool),
         log={name: source[name] for name in position.FIELDS},
-        extra={name: _extra(each, found.outer, source) for name, each in asked.items()},
+        extra={name: _extra(wanted, parts.outer, source) for name, wanted in event_fields.items()},
         errors=errors,
     )
-    for number, each in enumerate(whole.schemas):
-        if each is None and schemas[number] != "null":
-            errors |= dict.fromkeys(np.flatnonzero(schema == number).tolist(), _NO_SCHEMA)
-    envelopes = np.zeros(len(texts), bool)
+    for index, described_schema in enumerate(batch.schemas):
+        if described_schema is None and schemas[index] != "null":
+            errors |= dict.fromkeys(np.flatnonzero(schema == index).tolist(), _NO_SCHEMA)
+    is_envelope = np.zeros(len(texts), bool)
     if not flattened:
-        envelopes = _envelopes(found)
-    _judge_envelopes(whole, found, envelopes)
-    others = found.payloads.is_valid().to_numpy(zero_copy_only=False) & ~envelopes
-    if others.any():
-        _judge_others(whole, found.payloads, topics, others, flattened)
-    if flattened:  # there a tombstone may be all that is left of a delete
-        whole.op[where(values.is_null())] = DELETE
-    return whole
+        is_envelope = _envelopes(parts)
+    _judge_envelopes(batch, parts, is_envelope)
+    is_other = parts.payloads.is_valid().to_numpy(zero_copy_only=False) & ~is_envelope
+    if is_other.any():
+        _judge_others(batch, parts.payloads, topics, is_other, flattened)
+    if flattened:  # the SMT's default leaves of a delete nothing but a null value
+        batch.op[where(values.is_null())] = DELETE
+    return batch
 
 
 @dataclass(frozen=True)
 class _EnvelopeParts:
-    """What was found in payloads, row by row; a payload that is no JSON became null."""
+    """The parts of payloads, row by row; a payload that is malformed became null."""
 
     payloads: pa.StringArray
     rows: pa.StringArray  # after the change, or before it was deleted; objects only
-    images: npt.NDArray[np.bool_]  # there is a row, whether it counts or not
+    images: npt.NDArray[np.bool_]  # has a row, before or after the change
     outer: dict[str, pa.StringArray]  # `op`, perhaps times
     source: dict[str, pa.StringArray]
     errors: casts.Bad
 
 
 def _apart(
-    payloads: pa.StringArray, asked: Collection[str], flattened: bool | None
+    payloads: pa.StringArray, event_fields: Collection[str], flattened: bool | None
 ) -> _EnvelopeParts:
-    """Take payloads apart: most of them by their tails, the others by the parser."""
-    ours, fields = position.expected(_connector(payloads))
-    structure = _structure(asked, fields)
+    """Take payloads apart: most of them by their tails, the others by DuckDB."""
+    connectors, fields = position.expected(_connector(payloads))
+    structure = _structure(event_fields, fields)
     if flattened:
-        return _parsed(payloads, structure, ours)
-    quick = tails.take_apart(payloads, structure)
-    fits = quick.fits
-    if fits.any() and ours:  # of another connector other fields are wanted
-        fits = fits & pc.is_in(quick.source["connector"], pa.array(ours)).to_numpy(False)
-    if not fits.any():
-        return _parsed(payloads, structure, ours)
-    none = pa.nulls(len(payloads), pa.string())
-    outer, source = quick.outer, dict.fromkeys(position.FIELDS, none) | quick.source
-    rest = payloads.is_valid().to_numpy(zero_copy_only=False) & ~fits
-    if not rest.any():
-        return _EnvelopeParts(payloads, quick.rows, fits, outer, source, {})
-    some = _parsed(payloads.filter(pa.array(rest)), structure, ours)
-    rows, images = np.flatnonzero(rest), fits.copy()
-    images[rows] = some.images
+        return _parsed(payloads, structure, connectors)
+    split = tails.take_apart(payloads, structure)
+    is_split = split.fits
+    if is_split.any() and connectors:  # events of another connector need other fields
+        is_split = is_split & pc.is_in(split.source["connector"], pa.array(connectors)).to_numpy(
+            False
+        )
+    if not is_split.any():
+        return _parsed(payloads, structure, connectors)
+    nulls = pa.nulls(len(payloads), pa.string())
+    outer, source = split.outer, dict.fromkeys(position.FIELDS, nulls) | split.source
+    is_unsplit = payloads.is_valid().to_numpy(zero_copy_only=False) & ~is_split
+    if not is_unsplit.any():
+        return _EnvelopeParts(payloads, split.rows, is_split, outer, source, {})
+    parsed = _parsed(payloads.filter(pa.array(is_unsplit)), structure, connectors)
+    rows, images = np.flatnonzero(is_unsplit), is_split.copy()
+    images[rows] = parsed.images
     return _EnvelopeParts(
-        casts.without(payloads, rows[where(some.payloads.is_null())].tolist()),
-        _put(quick.rows, rest, some.rows),
+        casts.without(payloads, rows[where(parsed.payloads.is_null())].tolist()),
+        _put(split.rows, is_unsplit, parsed.rows),
         images,
-        {name: _put(each, rest, some.outer[name]) for name, each in outer.items()},
-        {name: _put(each, rest, some.source[name]) for name, each in source.items()},
-        {int(rows[row]): why for row, why in some.errors.items()},
+        {name: _put(texts, is_unsplit, parsed.outer[name]) for name, texts in outer.items()},
+        {name: _put(texts, is_unsplit, parsed.source[name]) for name, texts in source.items()},
+        {int(rows[row]): reason for row, reason in parsed.errors.items()},
     )
 
 
-def _parsed(payloads: pa.StringArray, structure: Structure, ours: Sequence[str]) -> _EnvelopeParts:
+def _parsed(
+    payloads: pa.StringArray, structure: Structure, connectors: Sequence[str]
+) -> _EnvelopeParts:
     payloads, errors = without_bad_openings(
         casts.without(payloads, where(pc.equal(payloads, "null")))
     )
-    found, malformed = duck.parts(payloads, {"after": "JSON", **structure})
+    parts, malformed = duck.parts(payloads, {"after": "JSON", **structure})
     errors |= {row: why_malformed(payloads[row].as_py()) for row in malformed}
     payloads = casts.without(payloads, malformed)
-    outer = _named(found)
-    source = _whole_sources(payloads, _named(outer.pop("source")), ours)
+    outer = _named(parts)
+    source = _whole_sources(payloads, _named(outer.pop("source")), connectors)
     after = outer.pop("after")
     images = {"before": _before(payloads, outer["op"], after), "after": after}
     images |= _exact_rows(payloads, images)
     before, after = (_only_objects(images[name]) for name in ("before", "after"))
-    either = pc.or_(before.is_valid(), after.is_valid()).to_numpy(zero_copy_only=False)
-    deletes = pc.fill_null(pc.equal(outer["op"], "d"), False)
-    rows = pc.if_else(deletes, before, after) if pc.any(deletes).as_py() else after
-    return _EnvelopeParts(payloads, rows, either, outer, source, errors)
+    has_row = pc.or_(before.is_valid(), after.is_valid()).to_numpy(zero_copy_only=False)
+    is_delete = pc.fill_null(pc.equal(outer["op"], "d"), False)
+    rows = pc.if_else(is_delete, before, after) if pc.any(is_delete).as_py() else after
+    return _EnvelopeParts(payloads, rows, has_row, outer, source, errors)
 
 
-def _asked(columns: Iterable[str]) -> dict[str, str]:
-    """Find columns that ask for what an event says of itself, and what each asks for."""
-    taken = {name: name for name in position.FIELDS}
-    found: dict[str, str] = {}
+def _event_fields(columns: Iterable[str]) -> dict[str, str]:
+    """Return columns such as `__op`, declared to be filled from the envelope, with its field."""
+    spellings = {name: name for name in position.FIELDS}
+    event_fields: dict[str, str] = {}
     for name in columns:
-        wanted = name[2:].removeprefix("source_")
-        # DuckDB has no two names that differ only in case.
-        if name.startswith("__") and wanted and taken.setdefault(wanted.lower(), wanted) == wanted:
-            found[name] = name[2:]
-    return found
+        field = name[2:].removeprefix("source_")
+        # DuckDB does not tell names apart that differ only in case: the first spelling counts.
+        if name.startswith("__") and field and spellings.setdefault(field.lower(), field) == field:
+            event_fields[name] = name[2:]
+    return event_fields
 
 
-def _structure(asked: Iterable[str], of_log: Iterable[str]) -> dict[str, Any]:
-    """Say what is wanted of an envelope besides its rows; all else is left alone."""
-    fields = dict.fromkeys((*of_log, *(each.removeprefix("source_") for each in asked)))
+def _structure(event_fields: Iterable[str], log_fields: Iterable[str]) -> dict[str, Any]:
+    """Return DuckDB's structure of what is read of an envelope besides its rows."""
+    fields = dict.fromkeys((*log_fields, *(name.removeprefix("source_") for name in event_fields)))
     times = ("ts_ms", "ts_us", "ts_ns")
-    outer = ("op", *times) if {*times} & {*asked} else ("op",)
+    outer = ("op", *times) if {*times} & {*event_fields} else ("op",)
     return {**dict.fromkeys(outer, "VARCHAR"), "source": dict.fromkeys(fields, "VARCHAR")}
 
 
 def _connector(payloads: pa.StringArray) -> str:
-    """Guess whose events these are from the first of them; what is there tells in the end."""
-    at = pc.index(payloads.is_valid(), True).as_py()
-    return (_CONNECTOR.findall(payloads[at].as_py()) or [""])[-1] if at >= 0 else ""
+    """Guess the connector from the first event; events of others are found and read again."""
+    index = pc.index(payloads.is_valid(), True).as_py()
+    return (_CONNECTOR.findall(payloads[index].as_py()) or [""])[-1] if index >= 0 else ""
 
 
 def _named(parts: pa.StructArray) -> dict[str, pa.Array]:
-    return dict(zip((each.name for each in parts.type), parts.flatten(), strict=True))
+    return dict(zip((field.name for field in parts.type), parts.flatten(), strict=True))
 
 
 def _whole_sources(
-    payloads: pa.StringArray, source: dict[str, pa.StringArray], ours: Sequence[str]
+    payloads: pa.StringArray, source: dict[str, pa.StringArray], connectors: Sequence[str]
 ) -> dict[str, pa.StringArray]:
-    """Fill in the fields of the log, and ask again where an event is not of our connector."""
-    none = pa.nulls(len(payloads), pa.string())
-    source = dict.fromkeys(position.FIELDS, none) | source
-    if not ours:  # all were asked for
+    """Add missing log fields as nulls; read events again that are not of these connectors."""
+    nulls = pa.nulls(len(payloads), pa.string())
+    source = dict.fromkeys(position.FIELDS, nulls) | source
+    if not connectors:  # all fields were read
         return source
-    known = pc.fill_null(pc.is_in(source["connector"], pa.array(ours)), False)
-    others = pc.and_(payloads.is_valid(), pc.invert(known))
-    if not pc.any(others, min_count=0).as_py():
+    is_known = pc.fill_null(pc.is_in(source["connector"], pa.array(connectors)), False)
+    is_other = pc.and_(payloads.is_valid(), pc.invert(is_known))
+    if not pc.any(is_other, min_count=0).as_py():
         return source
-    wanted = {"source": dict.fromkeys(position.FIELDS, "VARCHAR")}
-    again = _named(_named(duck.parts(payloads.filter(others), wanted)[0])["source"])
-    mask = others.to_numpy(zero_copy_only=False)
-    return source | {name: _put(source[name], mask, each) for name, each in again.items()}
+    structure = {"source": dict.fromkeys(position.FIELDS, "VARCHAR")}
+    reread = _named(_named(duck.parts(payloads.filter(is_other), structure)[0])["source"])
+    mask = is_other.to_numpy(zero_copy_only=False)
+    return source | {name: _put(source[name], mask, texts) for name, texts in reread.items()}
 
 
 def _before(payloads: pa.StringArray, op: pa.StringArray, after: pa.StringArray) -> pa.StringArray:
-    """The row before the change, only where it counts: most events have one after it."""
-    needed = pc.or_(pc.equal(op, "d"), pc.and_(op.is_valid(), pc.invert(_is_object(after))))
-    mask = pc.fill_null(needed, False).to_numpy(zero_copy_only=False)
-    none = pa.nulls(len(payloads), pa.string())
+    """Extract `before` only where it is needed: deletes, and events without an `after`."""
+    is_needed = pc.or_(pc.equal(op, "d"), pc.and_(op.is_valid(), pc.invert(_is_object(after))))
+    mask = pc.fill_null(is_needed, False).to_numpy(zero_copy_only=False)
+    nulls = pa.nulls(len(payloads), pa.string())
     if not mask.any():
-        return none
-    found, _ = duck.extract(payloads.filter(pa.array(mask)), ["before"], ["before"])
-    return _put(none, mask, found[0])
+        return nulls
+    texts, _ = duck.extract(payloads.filter(pa.array(mask)), ["before"], ["before"])
+    return _put(nulls, mask, texts[0])
 
 
 def _exact_rows(
     payloads: pa.StringArray, parts: Mapping[str, pa.Array]
 ) -> dict[str, pa.StringArray]:
-    """Take rows out again where a double lost digits on the way."""
+    """Extract rows again where DuckDB's doubles lost digits."""
     rows = jsonbytes.long_reals(payloads)
     mark = jsonbytes.free_mark(payloads) if len(rows) else None
     if mark is None:
         return {}
     marked = jsonbytes.mark_numbers(payloads.take(pa.array(rows)), mark)
-    again, _ = duck.extract(marked, ["before", "after"], ["before", "after"])
+    extracted, _ = duck.extract(marked, ["before", "after"], ["before", "after"])
     mask = np.zeros(len(payloads), bool)
     mask[rows] = True
     return {
         name: _put(parts[name], mask, jsonbytes.unmark_numbers(texts.cast(pa.string()), mark))
-        for name, texts in zip(("before", "after"), again, strict=True)
+        for name, texts in zip(("before", "after"), extracted, strict=True)
     }
 
 
 def _extra(
-    asked: str, parts: Mapping[str, pa.Array], source: Mapping[str, pa.StringArray]
+    field: str, parts: Mapping[str, pa.Array], source: Mapping[str, pa.StringArray]
 ) -> pa.StringArray:
-    """What ExtractNewRecordState would add under this name."""
-    if asked == "deleted":
+    """Return the texts that ExtractNewRecordState would add under this name."""
+    if field == "deleted":
         return pc.if_else(pc.equal(parts["op"], "d"), "true", "false")
-    if asked in ("op", "ts_ms", "ts_us", "ts_ns"):
-        return parts[asked]
-    return source[asked.removeprefix("source_")]
+    if field in ("op", "ts_ms", "ts_us", "ts_ns"):
+        return parts[field]
+    return source[field.removeprefix("source_")]
 
 
-def _envelopes(found: _EnvelopeParts) -> npt.NDArray[np.bool_]:
-    """Tell envelopes by their op, and a row or a source beside it."""
-    op, connector = found.outer["op"].is_valid(), found.source["connector"].is_valid()
+def _envelopes(parts: _EnvelopeParts) -> npt.NDArray[np.bool_]:
+    """Return which payloads are envelopes: they have an op, and a row or a source's connector."""
+    op, connector = parts.outer["op"].is_valid(), parts.source["connector"].is_valid()
     has_op: npt.NDArray[np.bool_] = op.to_numpy(zero_copy_only=False)
-    beside: npt.NDArray[np.bool_] = found.images | connector.to_numpy(zero_copy_only=False)
-    return beside & has_op
+    has_part: npt.NDArray[np.bool_] = parts.images | connector.to_numpy(zero_copy_only=False)
+    return has_part & has_op
 
 
 def _is_object(texts: pa.StringArray) -> pa.BooleanArray:
@@ -255,69 +259,69 @@ def _is_object(texts: pa.StringArray) -> pa.BooleanArray:
 
 
 def _judge_envelopes(
-    whole: EventBatch, found: _EnvelopeParts, envelopes: npt.NDArray[np.bool_]
+    batch: EventBatch, parts: _EnvelopeParts, is_envelope: npt.NDArray[np.bool_]
 ) -> None:
-    """Say what each envelope does, and to which row."""
-    ops, rows = found.outer["op"], found.rows
+    """Set operation and row of each envelope in the batch."""
+    ops, rows = parts.outer["op"], parts.rows
     codes = np.array([*_OPS.values(), -1], np.int8)
-    known = pc.index_in(ops, pa.array(list(_OPS)))
-    code = codes[pc.fill_null(known, len(_OPS)).to_numpy()]
-    good = envelopes & (code >= 0)
-    for row in np.flatnonzero(envelopes & ~good).tolist():
+    indices = pc.index_in(ops, pa.array(list(_OPS)))
+    code = codes[pc.fill_null(indices, len(_OPS)).to_numpy()]
+    is_good = is_envelope & (code >= 0)
+    for row in np.flatnonzero(is_envelope & ~is_good).tolist():
         op = casts.quote(ops[row].as_py())
-        whole.errors.setdefault(row, f"`op` is {op}, none of r, c, u, d, t and m")
-    whole.op[good] = code[good]
-    given = rows.is_valid().to_numpy(zero_copy_only=False)
-    for row in np.flatnonzero(good & (code == UPSERT) & ~given).tolist():
-        why = f"`op` is {ops[row].as_py()!r}, but there is no object in `after`"
-        whole.errors.setdefault(row, why)
-    unwanted = given & ~(good & ((code == DELETE) | (code == UPSERT)))
-    whole.rows = casts.without(rows, np.flatnonzero(unwanted).tolist())
+        batch.errors.setdefault(row, f"`op` is {op}, none of r, c, u, d, t and m")
+    batch.op[is_good] = code[is_good]
+    has_row = rows.is_valid().to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(is_good & (code == UPSERT) & ~has_row).tolist():
+        reason = f"`op` is {ops[row].as_py()!r}, but there is no object in `after`"
+        batch.errors.setdefault(row, reason)
+    is_unwanted = has_row & ~(is_good & ((code == DELETE) | (code == UPSERT)))
+    batch.rows = casts.without(rows, np.flatnonzero(is_unwanted).tolist())
 
 
 def _only_objects(texts: pa.Array) -> pa.StringArray:
     texts = texts.cast(pa.string())
-    odd = where(pc.and_(texts.is_valid(), pc.invert(_is_object(texts))))
-    return casts.without(texts, odd)
+    other_rows = where(pc.and_(texts.is_valid(), pc.invert(_is_object(texts))))
+    return casts.without(texts, other_rows)
 
 
 def _judge_others(
-    whole: EventBatch,
+    batch: EventBatch,
     payloads: pa.StringArray,
     topics: pa.StringArray,
-    others: npt.NDArray[np.bool_],
+    is_other: npt.NDArray[np.bool_],
     flattened: bool | None,
 ) -> None:
-    """Tell flattened rows and Debezium's own records from what does not belong here."""
-    rows = np.flatnonzero(others)
+    """Set flattened rows in the batch, leave Debezium's own records ignored, note others as bad."""
+    rows = np.flatnonzero(is_other)
     texts = payloads.take(pa.array(rows))
-    own = _of_debezium(whole, texts, topics.take(pa.array(rows)), rows)
+    is_ignored = _of_debezium(batch, texts, topics.take(pa.array(rows)), rows)
     if flattened is False:
         is_row = np.zeros(len(rows), bool)
     else:
         marks = _flat_fields(texts)
         op, deleted = marks["op"], marks["deleted"]
-        marked = pc.or_(op.is_valid(), deleted.is_valid())
-        is_row = ~own & (bool(flattened) | marked.to_numpy(zero_copy_only=False))
-        _judge_flat(whole, texts, rows, is_row, marks)
-    for row in rows[~own & ~is_row].tolist():
-        whole.errors.setdefault(row, _NEITHER)
+        has_mark = pc.or_(op.is_valid(), deleted.is_valid())
+        is_row = ~is_ignored & (bool(flattened) | has_mark.to_numpy(zero_copy_only=False))
+        _judge_flat(batch, texts, rows, is_row, marks)
+    for row in rows[~is_ignored & ~is_row].tolist():
+        batch.errors.setdefault(row, _NEITHER)
 
 
 def _of_debezium(
-    whole: EventBatch, texts: pa.StringArray, topics: pa.StringArray, rows: Codes
+    batch: EventBatch, texts: pa.StringArray, topics: pa.StringArray, rows: Codes
 ) -> npt.NDArray[np.bool_]:
-    """Tell heartbeats, transactions and schema changes: by their schemas, else by their looks."""
-    names = [each.name if each else "" for each in whole.schemas]
-    by_name = np.array([name.endswith(_NO_EVENTS) for name in [*names, ""]])
-    looks = pc.or_(
+    """Return which are heartbeats, transactions or schema changes, by schema or by shape."""
+    names = [schema.name if schema else "" for schema in batch.schemas]
+    is_named = np.array([name.endswith(_NO_EVENTS) for name in [*names, ""]])
+    is_alike = pc.or_(
         pc.match_substring_regex(texts, _TRANSACTION), pc.match_substring_regex(texts, _HEARTBEAT)
     )
-    looks = pc.or_(looks, pc.match_substring_regex(texts, _SCHEMA_CHANGE))
-    looks = pc.or_(looks, pc.starts_with(topics, "__debezium-heartbeat"))
-    flags = pc.fill_null(looks, False).to_numpy(zero_copy_only=False)
-    found: npt.NDArray[np.bool_] = by_name[whole.schema[rows]] | flags
-    return found
+    is_alike = pc.or_(is_alike, pc.match_substring_regex(texts, _SCHEMA_CHANGE))
+    is_alike = pc.or_(is_alike, pc.starts_with(topics, "__debezium-heartbeat"))
+    has_shape = pc.fill_null(is_alike, False).to_numpy(zero_copy_only=False)
+    result: npt.NDArray[np.bool_] = is_named[batch.schema[rows]] | has_shape
+    return result
 
 
 def _flat_fields(texts: pa.StringArray) -> dict[str, pa.StringArray]:
@@ -325,8 +329,8 @@ def _flat_fields(texts: pa.StringArray) -> dict[str, pa.StringArray]:
     names = ["__op", "__deleted"]
     for name in position.FIELDS:
         names += [f"__{name}", f"__source_{name}"]
-    found, _ = duck.extract(texts, names)
-    by_name = dict(zip(names, found, strict=True))
+    values, _ = duck.extract(texts, names)
+    by_name = dict(zip(names, values, strict=True))
     fields = {
         name: pc.coalesce(by_name[f"__{name}"], by_name[f"__source_{name}"])
         for name in position.FIELDS
@@ -335,29 +339,29 @@ def _flat_fields(texts: pa.StringArray) -> dict[str, pa.StringArray]:
 
 
 def _judge_flat(
-    whole: EventBatch,
+    batch: EventBatch,
     texts: pa.StringArray,
     rows: Codes,
     is_row: npt.NDArray[np.bool_],
     marks: Mapping[str, pa.StringArray],
 ) -> None:
-    """Say what each flattened row does."""
-    gone = pc.or_kleene(pc.equal(marks["deleted"], "true"), pc.equal(marks["op"], "d"))
-    deletes = pc.fill_null(gone, False).to_numpy(zero_copy_only=False)
-    whole.op[rows[is_row]] = np.where(deletes, DELETE, UPSERT)[is_row]
-    whole.flat[rows[is_row]] = True
-    chosen = pa.array(is_row)
-    mask = np.zeros(len(whole.op), bool)
+    """Set operation, row and log fields of each flattened row in the batch."""
+    is_deleted = pc.or_kleene(pc.equal(marks["deleted"], "true"), pc.equal(marks["op"], "d"))
+    is_delete = pc.fill_null(is_deleted, False).to_numpy(zero_copy_only=False)
+    batch.op[rows[is_row]] = np.where(is_delete, DELETE, UPSERT)[is_row]
+    batch.flat[rows[is_row]] = True
+    row_mask = pa.array(is_row)
+    mask = np.zeros(len(batch.op), bool)
     mask[rows[is_row]] = True
-    whole.rows = _put(whole.rows, mask, texts.filter(chosen))
+    batch.rows = _put(batch.rows, mask, texts.filter(row_mask))
     for name in position.FIELDS:
-        whole.log[name] = _put(whole.log[name], mask, marks[name].filter(chosen))
+        batch.log[name] = _put(batch.log[name], mask, marks[name].filter(row_mask))
 
 
 def _put(
     texts: pa.StringArray, mask: npt.NDArray[np.bool_], values: pa.StringArray
 ) -> pa.StringArray:
-    """Set the rows of the mask, one after the other."""
+    """Replace the texts where the mask is true by the values, in order."""
     if mask.all():
         return values
     return pc.replace_with_mask(texts.cast(pa.string()), pa.array(mask), values.cast(pa.string()))

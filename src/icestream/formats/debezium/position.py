@@ -1,4 +1,4 @@
-"""Where in its log a source made a change, as bytes that compare as the positions do.
+"""Encodes the source sequence: where in its log a source made a change, as bytes that compare so.
 
 | connector | position | bytes |
 |---|---|---|
@@ -29,7 +29,7 @@ from icestream.formats.jsonbytes import characters
 from icestream.formats.jsonkeys import places, where
 from icestream.formats.sequence import big_endian, fixed
 
-# Fields of a source that compare as numbers; others, such as a binlog's file, do as text.
+# Fields of a source that compare as numbers; others, such as a binlog's file, compare as text.
 NUMBERS = frozenset(
     {"lsn", "pos", "row", "scn", "commit_scn", "event_serial_no", "txId", "xmin"}
     | {"ts_ms", "ts_us", "ts_ns"}
@@ -44,9 +44,10 @@ _NO_LSN = "00000000:00000000:0000"
 
 
 def expected(connector: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say what to read of a source whose events seem to be of this connector.
+    """Return what to read of `source` for events that seem to be of this connector.
 
-    → the connectors whose positions are whole with these fields, and the fields; (): all are.
+    The connectors whose positions need only these fields (empty: an unknown connector), and the
+    fields. `envelope` reads events of other connectors again, with all fields.
     """
     for log in _LOGS:
         if connector in log.connectors:
@@ -55,23 +56,23 @@ def expected(connector: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def sequence(fields: Fields) -> tuple[pa.BinaryArray, Bad]:
-    """Encode the positions; null where an event has none, with a reason where it is no position."""
+    """Encode the positions: null where an event has none, and reasons for malformed ones."""
     connector = fields["connector"]
     pieces = []
     bad: Bad = {}
     for log in _LOGS:
-        ours = pc.fill_null(pc.is_in(connector, pa.array(log.connectors)), False)
-        if connector.null_count:  # flattened: what is there tells whose it is
-            ours = pc.or_(ours, connector.is_null())
+        is_of_log = pc.fill_null(pc.is_in(connector, pa.array(log.connectors)), False)
+        if connector.null_count:  # flattened rows: the fields that are there tell the connector
+            is_of_log = pc.or_(is_of_log, connector.is_null())
         for name in log.needs:
-            ours = pc.and_(ours, fields[name].is_valid())
-        rows = places(ours)
+            is_of_log = pc.and_(is_of_log, fields[name].is_valid())
+        rows = places(is_of_log)
         if len(rows):
-            some = fields
+            log_fields = fields
             if len(rows) < len(connector):
-                some = {name: each.take(pa.array(rows)) for name, each in fields.items()}
-            encoded, wrong = log.encode(some)
-            bad |= {int(rows[row]): why for row, why in wrong.items()}
+                log_fields = {name: texts.take(pa.array(rows)) for name, texts in fields.items()}
+            encoded, log_bad = log.encode(log_fields)
+            bad |= {int(rows[row]): reason for row, reason in log_bad.items()}
             pieces.append((rows, encoded))
     return spread(pieces, len(connector), pa.binary()), bad
 
@@ -82,20 +83,20 @@ def _postgres(fields: Fields) -> tuple[pa.BinaryArray, Bad]:
 
 
 def _mysql(fields: Fields) -> tuple[pa.BinaryArray, Bad]:
-    """File and row have four bytes each, the position within the file eight."""
+    """Encode the binlog's number in four bytes, the position in it in eight, the row in four."""
     files = fields["file"].dictionary_encode()
-    numbers = [_FILE_NUMBER.search(name) for name in files.dictionary.to_pylist()]
-    number = np.array([int(each[1]) if each else 0 for each in numbers], np.uint32)
-    nameless = np.array([each is None for each in numbers])
+    matches = [_FILE_NUMBER.search(name) for name in files.dictionary.to_pylist()]
+    numbers = np.array([int(match[1]) if match else 0 for match in matches], np.uint32)
+    is_unnumbered = np.array([match is None for match in matches])
     codes = files.indices.to_numpy()
     pos, bad = _words(fields, "pos")
-    row, wrong = _words(fields, "row")
-    bad |= wrong
-    for each in np.flatnonzero(nameless[codes]).tolist():
-        given = casts.quote(fields["file"][each].as_py())
-        bad[each] = f"`source.file`: {given} does not end in the number of a binlog"
+    row, bad_rows = _words(fields, "row")
+    bad |= bad_rows
+    for index in np.flatnonzero(is_unnumbered[codes]).tolist():
+        name = casts.quote(fields["file"][index].as_py())
+        bad[index] = f"`source.file`: {name} does not end in the number of a binlog"
     out = np.empty((len(codes), 16), np.uint8)
-    out[:, :4] = number[codes].astype(">u4").view(np.uint8).reshape(-1, 4)
+    out[:, :4] = numbers[codes].astype(">u4").view(np.uint8).reshape(-1, 4)
     out[:, 4:12] = pos.astype(">u8").view(np.uint8).reshape(-1, 8)
     out[:, 12:] = row.astype(">u4").view(np.uint8).reshape(-1, 4)
     return fixed(out), bad
@@ -103,10 +104,11 @@ def _mysql(fields: Fields) -> tuple[pa.BinaryArray, Bad]:
 
 def _sqlserver(fields: Fields) -> tuple[pa.BinaryArray, Bad]:
     commit, bad = _lsn(fields, "commit_lsn")
-    change, wrong = _lsn(fields, "change_lsn")
-    serial, odd = _words(fields, "event_serial_no")
-    tail = serial.astype(">u4").view(np.uint8).reshape(-1, 4)
-    return fixed(np.column_stack([commit, change, tail])), bad | wrong | odd
+    change, wrong_change = _lsn(fields, "change_lsn")
+    serial, wrong_serial = _words(fields, "event_serial_no")
+    serial_bytes = serial.astype(">u4").view(np.uint8).reshape(-1, 4)
+    bad |= wrong_change | wrong_serial
+    return fixed(np.column_stack([commit, change, serial_bytes])), bad
 
 
 def _oracle(fields: Fields) -> tuple[pa.BinaryArray, Bad]:
@@ -115,28 +117,28 @@ def _oracle(fields: Fields) -> tuple[pa.BinaryArray, Bad]:
 
 
 def _words(fields: Fields, name: str) -> tuple[Words, Bad]:
-    """Read numbers; none is 0."""
+    """Read a field of whole numbers; null is 0."""
     numbers, bad = casts.cast(fields[name], LongType(), pa.int64())
     words: Words = pc.fill_null(numbers, 0).to_numpy().view(np.uint64)
-    return words, {row: f"`source.{name}`: {why}" for row, why in bad.items()}
+    return words, {row: f"`source.{name}`: {reason}" for row, reason in bad.items()}
 
 
 def _lsn(fields: Fields, name: str) -> tuple[npt.NDArray[np.uint8], Bad]:
     """Read SQL Server's `00000027:00000ac0:0002`, ten bytes in hexadecimal."""
     texts = fields[name]
-    good = pc.fill_null(pc.match_substring_regex(texts, _LSN), False)
+    is_lsn = pc.fill_null(pc.match_substring_regex(texts, _LSN), False)
     bad = {
         row: f"`source.{name}`: {casts.quote(texts[row].as_py())} is not a log position"
-        for row in where(pc.and_(pc.invert(good), texts.is_valid()))
+        for row in where(pc.and_(pc.invert(is_lsn), texts.is_valid()))
     }
-    digits = pc.replace_substring(pc.if_else(good, texts, _NO_LSN), ":", "")
-    raw = bytes.fromhex(characters(digits).tobytes().decode())
-    return np.frombuffer(raw, np.uint8).reshape(-1, 10), bad
+    digits = pc.replace_substring(pc.if_else(is_lsn, texts, _NO_LSN), ":", "")
+    data = bytes.fromhex(characters(digits).tobytes().decode())
+    return np.frombuffer(data, np.uint8).reshape(-1, 10), bad
 
 
 @dataclass(frozen=True)
 class _LogEncoding:
-    """Whose log, which fields a position cannot do without, and how it is written."""
+    """Connectors with the same log, the fields of its positions (`may`: optional), the encoder."""
 
     connectors: tuple[str, ...]
     needs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Envelopes that end alike, taken apart by position instead of being parsed.
+"""Takes apart, by position instead of parsing, envelopes that end alike.
 
 What Debezium writes behind the rows of an event differs from that of the next one in digits alone:
 times, log positions, transactions.
@@ -8,9 +8,9 @@ times, log positions, transactions.
 
 One event of a kind is parsed. Others are of its kind when their last bytes are its tail, digits
 aside: then each value stands where it stands in the tail, and what is before it are the two rows.
-Rows are only cut out here, as they are; who decodes them tells whether they are JSON. The row
-before an update is not asked for by anybody, so nobody looks into it. Whatever is doubtful is left
-to the parser. docs/design/json.md says why this is the same.
+Rows are only cut out here; the decoder of the rows checks that they are JSON. The row before an
+update is not needed, and so not checked. Whatever is doubtful is left to the parser.
+docs/design/json.md says why the result is the parser's.
 """
 
 import json
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from icestream.formats.page import Flags, Places, TextBuffer, Words
 
-MAX_KINDS = 8  # looked for in one batch: three operations, and numbers that become longer
+MAX_KINDS = 8  # parsed in one batch: three operations, and numbers of different lengths
 _CHUNK = 2048  # rows at a time: their bytes stay in the processor's cache
 _BEFORE, _AFTER = b'{"before":', b',"after":'
 _NO_BEFORE, _NO_AFTER = _BEFORE + b"null" + _AFTER, _AFTER + b"null"
@@ -37,17 +37,17 @@ _KEY_OR_DIGITS = re.compile(rb'"(?:[^"\\]|\\.)*":|([0-9]+)')
 _PLAIN = re.compile(r'"[^"\\]*"|-?[0-9]+|true|false|null')
 _OP = ("op",)
 _DECODER = json.JSONDecoder()
-# What makes 0 to 9 of digits, and a sign of what is more than that.
+# XOR with 0x30 makes digits 0 to 9; adding 0x76 to a byte above 9 sets its highest bit, 0x80.
 _ZEROS, _TO_SIGN, _SIGNS = (np.uint64(byte * 0x0101010101010101) for byte in (0x30, 0x76, 0x80))
 
-Structure = Mapping[str, Any]  # as DuckDB has it: names to kinds, or to the same one level deeper
+Structure = Mapping[str, Any]  # of DuckDB: names to types, or to structures one level deeper
 Path = tuple[str, ...]
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class SplitEnvelopes:
-    """What was found of each envelope, and which ones were taken apart; of others all is null."""
+    """Which envelopes were taken apart, and their parts; the parts of others are null."""
 
     fits: Flags
     rows: pa.StringArray | None  # after the change, or before it was deleted
@@ -57,7 +57,7 @@ class SplitEnvelopes:
 
 @dataclass(frozen=True)
 class EnvelopeTail:
-    """The end of an envelope: which rows stand before it, and where its values are."""
+    """The end of an envelope: which rows stand before it, and where its values are within it."""
 
     text: bytes
     before: bool
@@ -67,11 +67,11 @@ class EnvelopeTail:
 
     @property
     def deletes(self) -> bool:
-        """Whether it is the row before that counts."""
+        """Whether the operation is a delete: then the row before is the one that counts."""
         return self.constant(_OP) == ("d",)
 
     def constant(self, path: Path) -> tuple[str | None] | None:
-        """A value that is the same in all envelopes of this kind; None: it is not."""
+        """Return a value that all envelopes of this kind share, in a tuple; None: it differs."""
         span = self.values[path]
         if span is None:
             return (None,)
@@ -80,97 +80,98 @@ class EnvelopeTail:
         return (self.text[slice(*span)].decode(),)
 
     def matching_rows(self, page: TextBuffer, rows: Places) -> Places:
-        """Those of these rows that end so."""
+        """Return those of these rows that end with this tail, digits aside."""
         rows = rows[page.end[rows] - page.start[rows] >= len(self.text) + _LEAST]
         op = self.values[_OP] or (0, 0)
         for part in (op if op[0] < op[1] else (0, 1), (0, 8)):  # others mostly have another `op`
-            at = page.end[rows] - len(self.text) + part[0]
-            rows = rows[page.reads(at, self.text[slice(*part)])]
+            place = page.end[rows] - len(self.text) + part[0]
+            rows = rows[page.reads(place, self.text[slice(*part)])]
         if not len(rows):
             return rows
-        value, digits = self._words
-        width = 8 * len(value)  # what is before was just read
+        tail_words, digits = self._words
+        width = 8 * len(tail_words)  # up to seven bytes before were just compared
         words = page.pieces(page.end[rows] - width, width)
-        where = np.flatnonzero(digits)
-        odd = (words[:, where] ^ _ZEROS) & digits[where]
-        odd |= odd + _TO_SIGN
-        odd &= _SIGNS
-        words ^= value
+        columns = np.flatnonzero(digits)
+        no_digit = (words[:, columns] ^ _ZEROS) & digits[columns]
+        no_digit |= no_digit + _TO_SIGN
+        no_digit &= _SIGNS
+        words ^= tail_words
         words &= ~digits
-        fits = np.bitwise_or.reduce(words, axis=1) == 0
-        fits &= np.bitwise_or.reduce(odd, axis=1) == 0
+        is_match = np.bitwise_or.reduce(words, axis=1) == 0
+        is_match &= np.bitwise_or.reduce(no_digit, axis=1) == 0
         for start, end in self.numbers:
-            if end > start + 1 and self.text[start] != ord("0"):  # else no number, or another one
-                fits &= page.bytes[page.end[rows] - len(self.text) + start] != ord("0")
-        found: Places = rows[fits]
-        return found
+            if end > start + 1 and self.text[start] != ord("0"):  # JSON numbers do not begin with 0
+                is_match &= page.bytes[page.end[rows] - len(self.text) + start] != ord("0")
+        result: Places = rows[is_match]
+        return result
 
     @cached_property
     def _words(self) -> tuple[Words, Words]:
-        """The last bytes in eights, and with 0xff for each digit that may be another one."""
+        """The last bytes as words, and a mask with 0xff for each digit that may differ."""
         width = len(self.text) // 8 * 8
         digits = np.zeros(len(self.text), np.uint8)
         for start, end in self.numbers:
             digits[start:end] = 0xFF
         value = np.frombuffer(self.text, np.uint8)
-        first, last = (each[len(self.text) - width :].view("<u8") for each in (value, digits))
+        first, last = (data[len(self.text) - width :].view("<u8") for data in (value, digits))
         return first, last
 
 
 def take_apart(texts: pa.StringArray, structure: Structure) -> SplitEnvelopes:
-    """Find rows, and what the structure names."""
+    """Take apart the envelopes that end alike: the row that counts, and the structure's parts."""
     paths = [*_paths(structure)]
     kinds: list[EnvelopeTail] = []
     tries = MAX_KINDS
     fits, parts = [], []
-    for begin in range(0, len(texts), _CHUNK):
-        chunk = _EnvelopeChunk(TextBuffer(texts.slice(begin, _CHUNK)))
-        left = np.flatnonzero(chunk.page.valid)
-        for number, tail in enumerate(kinds):
-            left = chunk.assign(number, tail, left)
-        while len(left) and tries:
+    for start in range(0, len(texts), _CHUNK):
+        chunk = _EnvelopeChunk(TextBuffer(texts.slice(start, _CHUNK)))
+        unassigned = np.flatnonzero(chunk.page.valid)
+        for index, tail in enumerate(kinds):
+            unassigned = chunk.assign(index, tail, unassigned)
+        while len(unassigned) and tries:
             tries -= 1
-            first, left = int(left[0]), left[1:]
-            if (made := tail_of(chunk.page.row(first), structure)) is not None:
-                kinds.append(made)
-                left = chunk.assign(len(kinds) - 1, made, np.append(first, left))
-                left = left[left != first]  # its tail is a kind, its rows may be odd
+            first, unassigned = int(unassigned[0]), unassigned[1:]
+            if (new_tail := tail_of(chunk.page.row(first), structure)) is not None:
+                kinds.append(new_tail)
+                unassigned = chunk.assign(len(kinds) - 1, new_tail, np.append(first, unassigned))
+                # Its tail makes a kind, even if its own rows do not stand where they should.
+                unassigned = unassigned[unassigned != first]
         if not kinds and not tries:
             break
         fits.append(chunk.kind >= 0)
-        # While its bytes are at hand.
+        # Now, while the chunk's bytes are in the processor's cache.
         parts.append([chunk.rows(), *(chunk.texts(path, kinds) for path in paths)])
     if not kinds:
         return SplitEnvelopes(np.zeros(len(texts), bool), None, {}, {})
-    rows, *rest = map(pa.concat_arrays, zip(*parts, strict=True))
-    whole = dict(zip(paths, rest, strict=True))
+    rows, *columns = map(pa.concat_arrays, zip(*parts, strict=True))
+    by_path = dict(zip(paths, columns, strict=True))
     return SplitEnvelopes(
         np.concatenate(fits),
         rows,
-        {path[0]: each for path, each in whole.items() if len(path) == 1},
-        {path[1]: each for path, each in whole.items() if len(path) == 2},
+        {path[0]: column for path, column in by_path.items() if len(path) == 1},
+        {path[1]: column for path, column in by_path.items() if len(path) == 2},
     )
 
 
 def tail_of(text: bytes, structure: Structure) -> EnvelopeTail | None:
-    """Parse one envelope; None: others cannot be taken apart like it."""
+    """Parse one envelope for its tail; None: others cannot be taken apart by it."""
     try:
-        whole = text.decode()
-        before, at = _image(whole, 0, _BEFORE)
-        after, at = _image(whole, at, _AFTER)
-        raw = whole[at:].encode("ascii")
+        decoded = text.decode()
+        before, position = _image(decoded, 0, _BEFORE)
+        after, position = _image(decoded, position, _AFTER)
+        raw = decoded[position:].encode("ascii")
         if not raw.startswith(_SOURCE):
             return None
-        values = dict(_values("{" + whole[at + 1 :], structure))
+        values = dict(_values("{" + decoded[position + 1 :], structure))
     except (ValueError, RecursionError):
         return None
-    numbers = tuple(each.span(1) for each in _KEY_OR_DIGITS.finditer(raw) if each[1])
-    made = EnvelopeTail(raw, before, after, numbers, values)
-    return None if made.deletes and after else made
+    numbers = tuple(match.span(1) for match in _KEY_OR_DIGITS.finditer(raw) if match[1])
+    tail = EnvelopeTail(raw, before, after, numbers, values)
+    return None if tail.deletes and after else tail
 
 
 class _EnvelopeChunk:
-    """Some envelopes: of which kind each is, and where its rows stand."""
+    """A chunk of envelopes: the kind of each, and where its row stands."""
 
     def __init__(self, page: TextBuffer) -> None:
         self.page = page
@@ -179,113 +180,116 @@ class _EnvelopeChunk:
         self._length = np.full(len(page.start), -1, np.int64)
         self._afters: tuple[Places, Flags] | None = None
 
-    def assign(self, number: int, tail: EnvelopeTail, rows: Places) -> Places:
-        """Note those of these rows that end so; → the others."""
-        fitting = self._rows_of(tail, tail.matching_rows(self.page, rows))
-        if not len(fitting):
+    def assign(self, index: int, tail: EnvelopeTail, rows: Places) -> Places:
+        """Note which of these rows have this tail; returns the others."""
+        matching = self._rows_of(tail, tail.matching_rows(self.page, rows))
+        if not len(matching):
             return rows
-        self.kind[fitting] = number
+        self.kind[matching] = index
         return rows[self.kind[rows] < 0]
 
     def rows(self) -> pa.StringArray:
-        """The rows that count."""
+        """Return the rows that count: after the change, or before a delete."""
         return self.page.texts(self._start, np.maximum(self._length, 0), self._length < 0)
 
     def texts(self, path: Path, kinds: Sequence[EnvelopeTail]) -> pa.StringArray:
-        """What was found there."""
-        none = self.kind < 0
-        if none.all():
-            return pa.nulls(len(none), pa.string())
-        constants = [each.constant(path) for each in kinds]
+        """Return the values at one path; null in envelopes of no kind."""
+        has_no_kind = self.kind < 0
+        if has_no_kind.all():
+            return pa.nulls(len(has_no_kind), pa.string())
+        constants = [tail.constant(path) for tail in kinds]
         if all(constants):
-            words = pa.array([each[0] for each in constants if each], pa.string())
-            return words.take(pa.array(self.kind, mask=none))
-        spans = [each.values[path] or (0, -1) for each in kinds]
-        first, size = (np.array(each) for each in zip(*((s, e - s) for s, e in spans), strict=True))
-        behind = self.page.end - np.array([len(each.text) for each in kinds])[self.kind]
-        length = np.where(none, -1, size[self.kind])
-        start = np.where(length < 0, 0, behind + first[self.kind])
+            words = pa.array([constant[0] for constant in constants if constant], pa.string())
+            return words.take(pa.array(self.kind, mask=has_no_kind))
+        spans = [tail.values[path] or (0, -1) for tail in kinds]
+        first = np.array([start for start, _ in spans])
+        size = np.array([end - start for start, end in spans])
+        tail_start = self.page.end - np.array([len(tail.text) for tail in kinds])[self.kind]
+        length = np.where(has_no_kind, -1, size[self.kind])
+        start = np.where(length < 0, 0, tail_start + first[self.kind])
         return self.page.texts(start, np.maximum(length, 0), length < 0)
 
     def _rows_of(self, tail: EnvelopeTail, rows: Places) -> Places:
-        """Find the two rows of an event; → the events whose rows stand where they should."""
+        """Note the row of each event; returns the events whose rows stand where they should."""
         page = self.page
-        start, behind = page.start[rows], page.end[rows] - len(tail.text)
+        start, tail_start = page.start[rows], page.end[rows] - len(tail.text)
         if not tail.before and not tail.after:
-            found: Places = rows[(behind - start == len(_NEITHER)) & page.reads(start, _NEITHER)]
-            return found
+            result: Places = rows[
+                (tail_start - start == len(_NEITHER)) & page.reads(start, _NEITHER)
+            ]
+            return result
         if not tail.before:
-            fits = page.reads(start, _NO_BEFORE)
-            return self._cut(rows, start + len(_NO_BEFORE), behind, fits)
-        fits = page.reads(start, _BEFORE + b"{")
+            is_match = page.reads(start, _NO_BEFORE)
+            return self._cut(rows, start + len(_NO_BEFORE), tail_start, is_match)
+        is_match = page.reads(start, _BEFORE + b"{")
         if not tail.after:
-            end = behind - len(_NO_AFTER)
-            fits &= page.reads(end, _NO_AFTER)
-            return self._cut(rows, start + len(_BEFORE), end, fits, tail.deletes)
+            end = tail_start - len(_NO_AFTER)
+            is_match &= page.reads(end, _NO_AFTER)
+            return self._cut(rows, start + len(_BEFORE), end, is_match, tail.deletes)
         after, once = self._after(rows)
-        fits &= once & (page.bytes[after - 2] == ord("}")) & (page.bytes[after - 1] == ord(","))
-        return self._cut(rows, after + len(_AFTER) - 1, behind, fits)
+        is_match &= once & (page.bytes[after - 2] == ord("}")) & (page.bytes[after - 1] == ord(","))
+        return self._cut(rows, after + len(_AFTER) - 1, tail_start, is_match)
 
     def _cut(
-        self, rows: Places, start: Places, end: Places, fits: Flags, counts: bool = True
+        self, rows: Places, start: Places, end: Places, is_match: Flags, counts: bool = True
     ) -> Places:
-        """Take what stands there for a row, if it looks like one; → where it does."""
-        fits = fits & (end > start + 1) & (self.page.bytes[start] == ord("{"))
-        fits &= self.page.bytes[end - 1] == ord("}")
-        found: Places = rows[fits]
+        """Note what stands there as the row that counts; returns the events where it has braces."""
+        is_match = is_match & (end > start + 1) & (self.page.bytes[start] == ord("{"))
+        is_match &= self.page.bytes[end - 1] == ord("}")
+        result: Places = rows[is_match]
         if counts:
-            self._start[found], self._length[found] = start[fits], (end - start)[fits]
-        return found
+            self._start[result], self._length[result] = start[is_match], (end - start)[is_match]
+        return result
 
     def _after(self, rows: Places) -> tuple[Places, Flags]:
-        """Where `"after":{` stands in each row, and whether it does so once and no more."""
+        """Return where `"after":{` stands in each row, and whether it does so exactly once."""
         page = self.page
         if self._afters is None:
             braces = np.flatnonzero(page.body == ord("{"))
             braces = braces[braces > len(_BEFORE)]
-            found = braces[page.words[braces - 8] == _AFTER_WORD] - 8
-            first = np.searchsorted(found, page.start)
-            once = np.searchsorted(found, page.end) - first == 1
-            self._afters = np.where(once, np.append(found, 0)[first], page.start + 2), once
-        at, once = self._afters
-        return at[rows], once[rows]
+            places = braces[page.words[braces - 8] == _AFTER_WORD] - 8
+            first = np.searchsorted(places, page.start)
+            is_once = np.searchsorted(places, page.end) - first == 1
+            self._afters = np.where(is_once, np.append(places, 0)[first], page.start + 2), is_once
+        after, is_once = self._afters
+        return after[rows], is_once[rows]
 
 
-def _image(text: str, at: int, opening: bytes) -> tuple[bool, int]:
-    """Whether there is a row behind the opening or null, and where it ends; else a ValueError."""
-    if not text.startswith(opening.decode(), at):
+def _image(text: str, position: int, opening: bytes) -> tuple[bool, int]:
+    """Return whether a row or null is behind the opening, and its end; else raise ValueError."""
+    if not text.startswith(opening.decode(), position):
         raise ValueError
-    value, end = _DECODER.raw_decode(text, at + len(opening))
+    value, end = _DECODER.raw_decode(text, position + len(opening))
     if value is not None and not isinstance(value, dict):
         raise ValueError
     return value is not None, end
 
 
-def _members(text: str, at: int) -> dict[str, Span]:
-    """Where the values of an object stand that is written without spaces; else a ValueError."""
-    found: dict[str, Span] = {}
-    while text[at : at + 2] in ('{"', ',"'):
-        name, at = _DECODER.raw_decode(text, at + 1)
-        if name in found or text[at] != ":":
+def _members(text: str, position: int) -> dict[str, Span]:
+    """Return the spans of an object's values, written without spaces; else raise ValueError."""
+    spans: dict[str, Span] = {}
+    while text[position : position + 2] in ('{"', ',"'):
+        name, position = _DECODER.raw_decode(text, position + 1)
+        if name in spans or text[position] != ":":
             raise ValueError
-        end = _DECODER.raw_decode(text, at + 1)[1]
-        found[name] = (at + 1, end)
-        at = end
-    if text[at : at + 1] != "}":
+        end = _DECODER.raw_decode(text, position + 1)[1]
+        spans[name] = (position + 1, end)
+        position = end
+    if text[position : position + 1] != "}":
         raise ValueError
-    return found
+    return spans
 
 
 def _paths(structure: Structure) -> Iterator[Path]:
-    for name, kind in structure.items():
-        if isinstance(kind, Mapping):
-            yield from ((name, *path) for path in _paths(kind))
+    for name, part in structure.items():
+        if isinstance(part, Mapping):
+            yield from ((name, *path) for path in _paths(part))
         else:
             yield (name,)
 
 
 def _values(tail: str, structure: Structure) -> Iterator[tuple[Path, Span | None]]:
-    """Where the wanted values are; a ValueError if the parser has more to say on one of them."""
+    """Yield where the wanted values are; raise ValueError if one of them needs the parser."""
     if _DECODER.raw_decode(tail)[1] < len(tail):
         raise ValueError
     outer = _members(tail, 0)

@@ -1,4 +1,4 @@
-"""Times as numbers, since 1970 or midnight, in the unit that their sense has."""
+"""Reads dates, times and timestamps that are numbers since 1970 or midnight."""
 
 from collections.abc import Callable
 
