@@ -281,6 +281,12 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         "tables[0].columns._POS",
         "`_POS: int`: this name belongs to Iceberg's metadata columns",
     ),
+    "reserved column of format version 3": (
+        BASE + "    columns: {_last_updated_sequence_number: int}\n",
+        5,
+        "tables[0].columns._last_updated_sequence_number",
+        "`_last_updated_sequence_number: int`: this name belongs to Iceberg's metadata columns",
+    ),
     "own column": (
         BASE + "    columns: {_src_offset: int}\n",
         5,
@@ -328,6 +334,14 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         5,
         "maintenance.rewrite_data_files.min_input_files",
         "`min_input_files: 8`: expected Iceberg's spelling, such as `min-input-files`",
+    ),
+    "an option of Iceberg's own compaction": (
+        BASE + "maintenance: {rewrite_data_files: {rewrite-job-order: none}}\n",
+        5,
+        "maintenance.rewrite_data_files.rewrite-job-order",
+        "`rewrite-job-order: none`: icestream rewrites these files itself and has no such option; "
+        "known: `target-file-size-bytes`, `min-file-size-bytes`, `min-input-files`, "
+        "`max-file-group-size-bytes`, `delete-file-threshold`, `delete-ratio-threshold`",
     ),
     "maintenance by a word": (
         BASE + "maintenance: {rewrite_data_files: {min-input-files: many}}\n",

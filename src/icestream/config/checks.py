@@ -11,13 +11,8 @@ from icestream.config.options.source import BrokerSource, KafkaSourceOptions
 from icestream.config.options.table import TableRule
 from icestream.config.problems import Problem
 from icestream.config.route import PLACEHOLDER, QUARANTINE, TABLE_NAME, groups
+from icestream.schema import ICEBERG_NAMES, OUR_NAMES
 
-RESERVED_COLUMNS = ("_file", "_pos", "_partition", "_spec_id", "_deleted", "_row_id")
-OWN_COLUMNS = (
-    "_src_topic", "_src_partition", "_src_offset", "_src_timestamp", "_ingested_at",
-    "_src_key", "_src_headers",
-    "_src_sequence", "_is_deleted",
-)  # fmt: skip
 _UPSERT_ONLY = ("keys", "sequence_by", "deletes", "truncate", "apply_as_deletes")
 _CATALOG_KEYS = {
     "warehouse": "catalog.warehouse", "uri": "catalog.uri", "type": "catalog.type",
@@ -134,9 +129,9 @@ def _columns(rule: TableRule, loc: Loc) -> Iterator[Problem]:
     names: set[str] = set()
     for column in rule.columns:
         column_loc = (*loc, "columns", column)
-        if column.lower() in RESERVED_COLUMNS:
+        if column.lower() in ICEBERG_NAMES:
             yield Problem(column_loc, "this name belongs to Iceberg's metadata columns")
-        if column.lower() in OWN_COLUMNS:
+        if column.lower() in OUR_NAMES:
             yield Problem(column_loc, "icestream writes this column itself")
         if column.lower() in names:
             yield Problem(column_loc, "declared twice; case makes no difference")
@@ -183,6 +178,13 @@ _COUNTS = (
 )
 
 
+# Of what icestream rewrites by itself; manifests are rewritten by Iceberg's action.
+_OPTIONS = {
+    "rewrite_data_files": (*_COUNTS, "delete-ratio-threshold"),
+    "rewrite_position_delete_files": ("min-input-files",),
+}
+
+
 def _maintenance(pipeline: PipelineConfig) -> Iterator[Problem]:
     maintenance = pipeline.maintenance
     if maintenance is False:
@@ -195,6 +197,12 @@ def _maintenance(pipeline: PipelineConfig) -> Iterator[Problem]:
                 yield Problem(
                     ("maintenance", name, option),
                     f"expected Iceberg's spelling, such as `{option.lower().replace('_', '-')}`",
+                )
+            elif option not in _OPTIONS.get(name, (option,)):
+                known = ", ".join(f"`{each}`" for each in _OPTIONS[name])
+                yield Problem(
+                    ("maintenance", name, option),
+                    f"icestream rewrites these files itself and has no such option; known: {known}",
                 )
     orphans = maintenance.remove_orphan_files
     if orphans and orphans.older_than < timedelta(days=1):

@@ -29,13 +29,14 @@ class MaintenanceOptions(Model):
         timedelta(minutes=5), description="How often the tables' health is looked at"
     )
     rewrite_data_files: Switch[PassThrough] = Field(
-        default_factory=dict, description="Compaction, with the options of the Iceberg action"
+        default_factory=dict,
+        description="Compaction; its options are spelt as those of Iceberg's action",
     )
     expire_snapshots: Switch[ExpireSnapshots] = Field(
         default_factory=ExpireSnapshots, description="Snapshot expiry"
     )
     rewrite_position_delete_files: Switch[PassThrough] = Field(
-        default_factory=dict, description="Compaction of deletes, with the action's options"
+        default_factory=dict, description="Compaction of deletes; its option is `min-input-files`"
     )
     rewrite_manifests: Switch[PassThrough] = Field(
         default_factory=dict, description="Compaction of manifests, with the action's options"
