@@ -339,9 +339,11 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         BASE + "maintenance: {rewrite_data_files: {rewrite-job-order: none}}\n",
         5,
         "maintenance.rewrite_data_files.rewrite-job-order",
-        "`rewrite-job-order: none`: icestream rewrites these files itself and has no such option; "
-        "known: `target-file-size-bytes`, `min-file-size-bytes`, `min-input-files`, "
-        "`max-file-group-size-bytes`, `delete-file-threshold`, `delete-ratio-threshold`",
+        (
+            "`rewrite-job-order: none`: icestream rewrites these files itself and has no such "
+            "option; known: `target-file-size-bytes`, `min-file-size-bytes`, `min-input-files`, "
+            "`max-file-group-size-bytes`, `delete-file-threshold`, `delete-ratio-threshold`"
+        ),
     ),
     "maintenance by a word": (
         BASE + "maintenance: {rewrite_data_files: {min-input-files: many}}\n",

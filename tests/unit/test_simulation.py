@@ -29,6 +29,7 @@ REACHED = [
     "load failed",
     *(f"late commit {how}" for how in ("landed", "refused")),
     *(f"compaction {how}" for how in ("landed", "refused")),
+    *(f"late rewrite {how}" for how in ("landed", "refused")),
     *(f"plan {verdict}" for verdict in ("commit", "skip", "gap", "incarnation")),
     *(f"plan {verdict}" for verdict in ("fenced", "rewound", "replaced")),
     *(f"settled {outcome}" for outcome in ("landed", "again", "restage")),

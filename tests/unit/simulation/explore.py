@@ -7,8 +7,10 @@ from itertools import accumulate, count
 from random import Random
 
 from icestream.errors import Fenced, Gap, GaveUp, IcestreamError, TableRefused, Unreachable
+from icestream.maintain.action import GaveWay
 
 from . import rules
+from .compactions import Compaction
 from .port import at_once
 from .rules import Violation
 from .source import Source
@@ -26,6 +28,7 @@ class Variant:
 
     world: type = World
     run: type = Run
+    compaction: type = Compaction
 
 
 OURS = Variant()
@@ -47,6 +50,7 @@ class Schedule:
         weights[-1] = 2.0
         self.world = variant.world(random, weights, seed % 32 == 0, self.seen, trace)
         self.runs = []
+        self.compactions = []
         self.started = 0
         self.meddled = False
         self.meddlers = random() < 0.25
@@ -89,7 +93,9 @@ class Schedule:
             awake = [run for run in self.runs if run.asleep <= 0]
             for run in self.runs:
                 run.asleep -= 1
-            if awake and random() < 0.82:
+            if self.compactions and random() < 0.3:
+                self.step_of_compaction(self.any(self.compactions))
+            elif awake and random() < 0.82:
                 self.step(awake[int(random() * len(awake))])
             else:
                 self.happen()
@@ -100,6 +106,7 @@ class Schedule:
         world = self.world
         for run in [run for run in self.runs if self.random() < 0.6]:
             self.lose(run)
+        self.compactions = [each for each in self.compactions if self.random() < 0.5]
         for _ in range(int(self.random() * (len(world.late) + 1))):
             world.deliver(0)
         world.make_good()
@@ -111,6 +118,8 @@ class Schedule:
         rules.caught_up(world)
         while world.late:
             world.deliver(0)
+        while self.compactions:
+            self.step_of_compaction(self.compactions[0])
         for zombie in self.runs:
             world.say(f"  {zombie.run_id} wakes up")
             self.seen[f"zombie {type(self.to_its_end(zombie)).__name__}"] += 1
@@ -191,8 +200,27 @@ class Schedule:
             self.world.deliver(int(self.random() * len(self.world.late)))
 
     def compact(self):
-        if table := self.any_table():
-            self.world.compact(table)
+        """Maintenance plans a rewrite; its commit comes later."""
+        table = self.any_table()
+        if table and table.chain and not table.spoilt:
+            self.started += 1
+            pipeline = self.any(self.pipelines)
+            made = self.variant.compaction(self.world, pipeline, table, self.started)
+            self.compactions.append(made)
+            self.world.say(f"  {made.run_id} of {table.name}")
+
+    def step_of_compaction(self, compaction):
+        """One step; giving way, or losing the catalog, is an end like others."""
+        try:
+            compaction.step()
+            return
+        except StopIteration:
+            how = "landed"
+        except (GaveWay, TableRefused, Unreachable):
+            how = "refused"
+        self.compactions.remove(compaction)
+        self.seen[f"compaction {how}"] += 1
+        self.world.say(f"  {compaction.run_id}: {how}")
 
     def compact_now(self):
         """A rewrite that nobody comes between."""
@@ -295,7 +323,7 @@ _WEIGHTS = (
     (6, Schedule.crash),
     (4, Schedule.suspend),
     (12, Schedule.deliver),
-    (5, Schedule.compact),
+    (10, Schedule.compact),
     (5, Schedule.compact_now),
     (9, Schedule.expire),
     (6, Schedule.foreign),

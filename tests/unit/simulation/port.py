@@ -16,8 +16,6 @@ from icestream.batch import commit_batch, run_tables
 from icestream.commit import retry, table_commits
 from icestream.errors import IcestreamError
 
-from .world import Request
-
 _ATTEMPTS = 3
 
 
@@ -75,7 +73,7 @@ class Port:
         return self._ask(name)
 
     def commit(self, name, base, marker, before, work):
-        self._ask(Request(self.run, name, base, marker, before, work))
+        self._ask(self.run.request(name, base, marker, before, work))
 
     def exists(self, name):
         return name in self.run.world.tables

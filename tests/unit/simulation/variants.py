@@ -5,11 +5,13 @@ from types import SimpleNamespace
 
 from icestream.batch.commit_batch import BatchCommitter
 from icestream.commit import protocol
+from icestream.commit.port import CommitFailed, InputsReplaced
 from icestream.commit.protocol import BatchPlan, BatchVerdict, CommitOutcome
 from icestream.commit.steps import BatchStep, ClaimStep
 from icestream.commit.table_commits import TableCommitter
 from icestream.positions import max_positions
 
+from .compactions import Compaction, RewritePort
 from .explore import Variant
 from .world import World
 from .writers import Job, Run, Tables
@@ -246,6 +248,20 @@ class ForgetsQuietRanges(Run):
     tables_type = _Forgetful
 
 
+class _TakesNoForAnAnswer(RewritePort):
+    def commit_rewrite(self, name, base, files):
+        try:
+            super().commit_rewrite(name, base, files)
+        except CommitFailed as failure:
+            raise InputsReplaced(str(failure)) from None
+
+
+class CleansUpAfterSilence(Compaction):
+    """An attempt without an answer counts as refused, and its files are removed."""
+
+    port_type = _TakesNoForAnAnswer
+
+
 # name → the variant, and what the rules have to say about it
 KNOWN_BAD = {
     "check, then commit": (Variant(world=CheckThenCommit), "a second time"),
@@ -263,5 +279,9 @@ KNOWN_BAD = {
     "no gaps": (Variant(run=IgnoresGaps), "missing"),
     "no identity": (Variant(run=IgnoresIdentity), "too many"),
     "the furthest start": (Variant(run=BeginsAtTheFurthest), "cannot go on"),
+    "a rewrite cleaned up too early": (
+        Variant(compaction=CleansUpAfterSilence),
+        "after its files were cleaned up",
+    ),
     "quiet ranges forgotten": (Variant(run=ForgetsQuietRanges), "for no reason"),
 }

@@ -4,7 +4,7 @@ from bisect import bisect
 from collections import Counter
 from itertools import count
 
-from icestream.commit.port import CommitFailed
+from icestream.commit.port import CommitFailed, InputsReplaced
 from icestream.commit.table_state import AncestorSnapshot, TableState
 from icestream.errors import Unreachable
 from icestream.tables.commits import summary
@@ -12,16 +12,31 @@ from icestream.tables.marker import Marker
 from icestream.tables.metadata import Metadata
 
 from . import rules
+from .compactions import rewrite
 
 FATES = ("ok", "lost", "5xx after", "5xx before", "delayed", "replayed", "409")
 MEDDLING = ("rolled back", "history dropped", "created again")
-_METADATA = Metadata(
-    {
-        "location": "nowhere",
-        "current-schema-id": 0,
-        "schemas": [{"schema-id": 0, "fields": []}],
-    }
-)
+_DOCUMENT = {
+    "location": "nowhere",
+    "current-schema-id": 0,
+    "schemas": [{"schema-id": 0, "fields": []}],
+}
+
+
+class _Metadata(Metadata):
+    """The same for all tables, but for what a rewrite looks for."""
+
+    def __init__(self, chain):
+        object.__setattr__(self, "document", _DOCUMENT)
+        object.__setattr__(self, "chain", list(chain))
+
+    def rewrites(self, snapshot_ids):
+        wanted = set(snapshot_ids)
+        return {
+            each.sequence: each.rewrite_id
+            for each in self.chain
+            if each.rewrite_id and each.sequence in wanted
+        }
 
 
 class Base:
@@ -36,7 +51,7 @@ class Base:
 class Snapshot:
     """One snapshot: the records and the files in it, and the marker if one of ours made it."""
 
-    __slots__ = ("content", "marker", "objects", "parent", "sequence")
+    __slots__ = ("content", "marker", "objects", "parent", "rewrite_id", "sequence")
 
     def __init__(self, sequence, parent, content, objects, marker=None):
         self.sequence = sequence  # also its id
@@ -44,6 +59,7 @@ class Snapshot:
         self.content = content
         self.objects = objects  # manifests and data files
         self.marker = marker
+        self.rewrite_id = None  # if a compaction made it
 
 
 class Request:
@@ -177,16 +193,23 @@ class World:
             last_sequence=table.last_sequence,
             schema_id=table.schema_id,
             base=Base(table.version),
-            metadata=_METADATA,
+            metadata=_Metadata(table.chain),
         )
 
     def commit(self, request):
         """→ None for a plain yes, or the error that the caller gets."""
+        request.manifest = next(self.objects)
+        return self.answered(request, self.apply)
+
+    def commit_rewrite(self, request):
+        """→ None for a plain yes, or the error that the caller gets."""
+        return self.answered(request, self.apply_rewrite)
+
+    def answered(self, request, apply):
         fate = "ok"
         if not self.calm:
             fate = FATES[bisect(self.weights, self.random())]
         self.seen[fate] += 1
-        request.manifest = next(self.objects)
         if self.trace is not None:
             self.say(f"    {request}: {fate}")
         if fate == "5xx before" or fate == "409":
@@ -194,9 +217,12 @@ class World:
         if fate == "delayed":
             self.late.append(request)
             return CommitFailed("timeout")
-        applied = self.apply(request)
-        if fate == "replayed":  # by the HTTP client: the second meets what the first has done
-            applied = self.apply(request)
+        try:
+            applied = apply(request)
+            if fate == "replayed":  # by the HTTP client: the second meets what the first has done
+                applied = apply(request)
+        except InputsReplaced as refused:
+            return refused
         if not applied:
             self.seen["409 stale"] += fate != "replayed"
             return CommitFailed("409 the base is stale")
@@ -247,7 +273,7 @@ class World:
         if isinstance(late, Request):
             landed, what = self.apply(late), "late commit"
         else:
-            landed, what = self.compacted(*late), "compaction"
+            landed, what = self.late_rewrite(late), "late rewrite"
         self.seen[f"{what} {'landed' if landed else 'refused'}"] += 1
         if self.trace is not None:
             self.say(f"  {what} comes in: {'landed' if landed else 'refused'} ({late})")
@@ -263,10 +289,14 @@ class World:
         table.schema_id += 1
         table.changed()
 
-    def compact(self, table):
-        """Maintenance plans a rewrite; its commit comes in later, if nobody was faster."""
-        if table.chain and not table.spoilt:
-            self.late.append((table.name, table.version))
+    def apply_rewrite(self, request):
+        return rewrite(self, request)
+
+    def late_rewrite(self, request):
+        try:
+            return self.apply_rewrite(request)
+        except InputsReplaced:
+            return False
 
     def compacted(self, name, version):
         table = self.tables[name]

@@ -22,6 +22,7 @@ from icestream.tables.marker import Counts
 
 from .port import Port, Task, Together, ask
 from .rules import quarantine
+from .world import Request
 
 _RULE = SimpleNamespace()  # of every table; nobody looks into it
 
@@ -274,6 +275,9 @@ class Run:
             return self.world.load(self.pipeline, request)
         self.target = request.name
         return self.world.commit(request)
+
+    def request(self, name, base, marker, before, work):
+        return Request(self, name, base, marker, before, work)
 
     def keeps_bad_records_of(self, name):
         """The table that a quarantine belongs to."""
