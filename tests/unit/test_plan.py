@@ -13,6 +13,7 @@ from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
 from icestream.config.load import load
 from icestream.plan import make_plan
+from icestream.plan.preview import preview
 from icestream.records import RECORDS
 
 FILES = """\
@@ -217,6 +218,23 @@ def test_columns_of_ours_that_an_older_table_lacks(folder, orders):
         ("add", "name", None, "string", "first batch"),
         ("widen", "id", "int", "bigint", "first batch"),
     ]
+
+
+def test_a_preview_widens_columns_as_a_run_does(folder, orders, monkeypatch):
+    """The records are rows, not bad, and the preview has the types that the table gets."""
+    facts = {"topic": "db.orders", "partition": 0, "offset": 0}
+    record = {**facts, "key": b'{"id": 5000000000}', "value": envelope(id=5_000_000_000, name="x")}
+    batch = pa.RecordBatch.from_pylist([record], schema=RECORDS)
+    monkeypatch.setattr(orders, "sample", lambda begin, count: iter([batch]))
+    existing(folder, MIRROR, Schema(NestedField(1, "id", IntegerType())))
+    loaded = load(folder / "icestream.yml", env={})
+    catalog = catalog_for(loaded.pipeline.catalog).open()
+    catalog.rename_table("shop.events", "shop.orders")
+    catalog.close()
+    (table,) = preview(loaded, 10)
+    assert (table.good.num_rows, table.bad.num_rows) == (1, 0)
+    assert table.schema.find_field("id").field_type == LongType()
+    assert [(row["id"], row["name"]) for row in table.good.to_pylist()] == [(5_000_000_000, "x")]
 
 
 def said(capsys, *arguments):

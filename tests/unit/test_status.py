@@ -179,6 +179,53 @@ def test_a_failed_run_is_unhealthy(loaded):
     assert status.last_run["error_kind"] == "Gap"
 
 
+TEMPLATE = PIPELINE.replace("topics: [orders]", r"topic_pattern: '(?P<table>\w+)'").replace(
+    "shop.orders", "'shop.{table}'"
+)
+
+
+def test_a_table_of_a_template_whose_marker_is_gone(loaded):
+    """It is still listed: its snapshots say that it is ours."""
+    loaded.path.write_text(TEMPLATE)
+    loaded = load(loaded.path, env={})
+    written(loaded)
+    assert only(loaded).healthy
+    catalog = catalog_for(loaded.pipeline.catalog).open()
+    with catalog.load_table("shop.orders").transaction() as transaction:
+        transaction.remove_properties(property_name("shop"))
+    table = only(loaded)
+    assert (table.healthy, table.note) == (False, "its marker property is gone")
+    assert (table.rows, table.commits) == (3, 0)
+
+
+@pytest.mark.parametrize("pipeline", [PIPELINE, TEMPLATE])
+@pytest.mark.parametrize(
+    "damage, reason", [("unlink", ".metadata.json"), ("cut", "validation error")]
+)
+def test_a_table_whose_metadata_are_damaged(loaded, call, pipeline, damage, reason):
+    loaded.path.write_text(pipeline)
+    loaded = load(loaded.path, env={})
+    written(loaded)
+    catalog = catalog_for(loaded.pipeline.catalog).open()
+    file = Path(catalog.load_table("shop.orders").metadata_location.removeprefix("file://"))
+    if damage == "unlink":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:100])
+    table = only(loaded)
+    assert not table.healthy
+    assert table.note.startswith("cannot be read: ")
+    assert reason in table.note
+    code, out = call()
+    assert code == 1
+    assert "shop.orders: cannot be read: " in out
+
+
+def test_a_catalog_that_does_not_answer(loaded, call):
+    loaded.path.write_text(PIPELINE + "catalog: {type: rest, uri: 'http://127.0.0.1:9'}\n")
+    assert call() == (69, "")
+
+
 # ── how it is shown ─────────────────────────────────────────────────────────────────────────────
 
 

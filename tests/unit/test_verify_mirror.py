@@ -501,7 +501,7 @@ def test_any_history_and_any_damage(events, logged, seed):
         harmed, kind = damaged(wanted, seed)
         given_ = [{**row, "at": 0} for row in harmed.values()]
         told = changes(given_, [UPSERT] * len(given_), [None] * len(given_))
-        replay.add_rows(told.rows, told.places, told.sequence)
+        replay.add_rows(told.rows, told.origins, told.sequence)
         replay.compare(lenient=False)
         found = {k: replay.count(k) for k in ("missing", "resurrected", "phantom", "value-differs")}
     if kind == "phantom":

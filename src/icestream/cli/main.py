@@ -123,9 +123,9 @@ def preview(file: Path, rows: int, as_json: bool) -> None:
     """Read a few records, decode them, and show the rows; writes nothing."""
     from icestream.cli.show import show_preview
     from icestream.config.load import load
-    from icestream.plan.preview import preview as look
+    from icestream.plan.preview import preview as make_preview
 
-    show_preview(look(load(file), rows), as_json)
+    show_preview(make_preview(load(file), rows), as_json)
 
 
 @cli.command()
@@ -161,9 +161,9 @@ def status(file: Path, watch: bool, partitions: bool, as_json: bool) -> None:
     if watch:
         watch_status(lambda: pipeline_status(loaded), partitions)
         return
-    now = pipeline_status(loaded)
-    show_status(now, as_json, partitions)
-    if not now.healthy:
+    result = pipeline_status(loaded)
+    show_status(result, as_json, partitions)
+    if not result.healthy:
         sys.exit(1)
 
 
@@ -175,9 +175,9 @@ def tables(file: Path, as_json: bool) -> None:
     from icestream.cli.tables import look, show_tables
     from icestream.config.load import load
 
-    found = look(load(file).pipeline)
-    show_tables(found, as_json)
-    if found.broken:
+    result = look(load(file).pipeline)
+    show_tables(result, as_json)
+    if result.broken:
         sys.exit(1)
 
 
@@ -314,9 +314,9 @@ def jars_verify(sets: tuple[str, ...], as_json: bool) -> None:
     from icestream.cli.show import show_jars
     from icestream.spark import jars as library
 
-    found = library.verify(sets or library.CORE)
-    show_jars(found, as_json)
-    if any(each.state != "ok" for each in found):
+    statuses = library.verify(sets or library.CORE)
+    show_jars(statuses, as_json)
+    if any(jar.state != "ok" for jar in statuses):
         sys.exit(1)
 
 
@@ -330,7 +330,7 @@ def schema() -> None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """The console script: runs a verb, prints errors as people want them, sets the exit code."""
+    """The console script: run a verb, print errors with their hints, set the exit code."""
     from icestream.cli import output
 
     try:

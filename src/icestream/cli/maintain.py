@@ -1,4 +1,4 @@
-"""`maintain`: maintenance now, in a process of its own; the stream may be running elsewhere."""
+"""`maintain`: maintenance now, in this process; a run of the pipeline may be at work elsewhere."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import humanize
+from humanize import naturalsize
 
 from icestream.catalogs import catalog_for, spark_conf
 from icestream.cli import output
@@ -24,9 +24,9 @@ from icestream.observe import history
 from icestream.observe.history import History
 
 if TYPE_CHECKING:
-    from icestream.maintain.orphans import OrphanFile
+    from icestream.maintain.orphans import OrphanScan
 
-# Who asks for it now wants all of it, not a share of the time.
+# Who asks for maintenance now wants all of it, not the share of time that it has beside a run.
 _ALL = Budget(share=1e9, most=1e9, expiry=1e9)
 _ASKED = "asked for"
 _GIVEN_DAYS = 30
@@ -34,26 +34,30 @@ _MOST_NAMES = 20  # of files that are shown to people; machines get all
 
 
 def due(config: PipelineConfig, table: str | None, kind: ActionKind | None) -> list[Action]:
-    """What there is to do now, of this table and this kind; no JVM."""
+    """List the actions that are due now, of this table and this kind only if given; no JVM.
+
+    A kind that is asked for runs on each table, whether due or not, but for rewrites.
+    """
     now = time.time()
     past = past_actions(config, now)
-    found = survey(config, past, now)
-    _refuse_unknown(found, table)
-    tables = [each for each in found.tables if table in (None, each.table)]
+    surveyed = survey(config, past, now)
+    _refuse_unknown(surveyed, table)
+    tables = [health for health in surveyed.tables if table in (None, health.table)]
     actions = due_actions(tables, config.maintenance, past, now, _ALL)
-    chosen = [each for each in actions if kind in (None, each.kind)]
+    chosen = [action for action in actions if kind in (None, action.kind)]
     if kind is None or config.maintenance is False or not getattr(config.maintenance, kind.value):
         return chosen
     if kind in (ActionKind.REWRITE_DATA_FILES, ActionKind.REWRITE_POSITION_DELETE_FILES):
         return chosen  # of what is healthy there is nothing to rewrite
-    there = {each.table for each in chosen}
-    return chosen + [Action(each.table, kind, _ASKED) for each in tables if each.table not in there]
+    due_tables = {action.table for action in chosen}
+    others = [health.table for health in tables if health.table not in due_tables]
+    return chosen + [Action(name, kind, _ASKED) for name in others]
 
 
 def run_maintenance(
     loaded: LoadedConfig, actions: Sequence[Action], log_format: str, as_json: bool
 ) -> bool:
-    """Do it, show how far it is, then what came of it; → whether nothing failed."""
+    """Run these actions, show progress, then results. Returns whether none of them failed."""
     from icestream.maintain.gate import MaintenanceGate
     from icestream.maintain.thread import MaintenanceWorker
     from icestream.run.signals import stop_signals
@@ -64,50 +68,50 @@ def run_maintenance(
     bus = EventBus()
     with (
         stop_signals() as (stop, listen),
-        closing(History(Path(config.state_location))) as remembered,
+        closing(History(Path(config.state_location))) as event_history,
     ):
-        bus.join(remembered)
+        bus.join(event_history)
         with (
             _spark(config, listen) as spark,
             output.maintenance_progress(bus, as_json=log_format == "json"),
         ):
-            turns = MaintenanceGate(stopped=stop.is_set)
-            crew = MaintenanceWorker(config, config.maintenance, spark, bus, turns, stop.is_set)
+            gate = MaintenanceGate(stopped=stop.is_set)
+            worker = MaintenanceWorker(config, config.maintenance, spark, bus, gate, stop.is_set)
             ended = threading.Event()
-            watcher = threading.Thread(target=_call_off, args=(stop, ended, crew), daemon=True)
+            watcher = threading.Thread(target=_call_off, args=(stop, ended, worker), daemon=True)
             watcher.start()
             try:
-                results = crew.run_actions(actions)
+                results = worker.run_actions(actions)
             finally:
                 ended.set()
-                crew.close()
+                worker.close()
         called_off = stop.is_set()
     undone = actions[len(results) :]
-    results += [ActionResult(each, Ending.CANCELLED) for each in undone]
+    results += [ActionResult(action, Ending.CANCELLED) for action in undone]
     show_results(results, as_json)
     if called_off:
-        left = sum(each.ending is Ending.CANCELLED for each in results)
+        cancelled = sum(result.ending is Ending.CANCELLED for result in results)
         output.note(
-            f"stopped: {left} of {len(results)} actions called off; what was committed stays, "
+            f"stopped: {cancelled} of {len(results)} actions called off; what was committed stays, "
             "what was only written is for remove_orphan_files"
         )
-    return not any(each.ending is Ending.FAILED for each in results)
+    return not any(result.ending is Ending.FAILED for result in results)
 
 
 @contextmanager
 def _spark(config: PipelineConfig, listen: Callable[[], None]) -> Iterator[Any]:
-    """A small session; `listen` takes the signals back that Spark takes."""
+    """Context manager: a small Spark session; `listen` takes back the signals that Spark takes."""
     from icestream.spark import jars, session
 
     with output.jar_progress() as progress:
         jars.ensure(jars.CORE, progress=progress)
     output.note("starting Spark …")
     settings = {
-        "spark.master": "local[1]",  # the stream may be on this machine
+        "spark.master": "local[1]",  # the pipeline's run may be on this machine
         **spark_conf(catalog_for(config.catalog)),
         **config.spark,
     }
-    # In a folder of its own: the stream's process has the other one open.
+    # In a folder of its own: the process of a run has the other one open.
     spark = session.start(config.name, Path(config.state_location) / "maintain", settings)
     listen()
     try:
@@ -116,49 +120,41 @@ def _spark(config: PipelineConfig, listen: Callable[[], None]) -> Iterator[Any]:
         spark.stop()
 
 
-def _call_off(stop: threading.Event, ended: threading.Event, crew: Any) -> None:
-    """After Ctrl-C, until nothing runs any more: a job may have begun just then."""
+def _call_off(stop: threading.Event, ended: threading.Event, worker: Any) -> None:
+    """After Ctrl-C: cancel again and again until all has ended, as a job may begin just then."""
     while not ended.wait(0.5):
         if stop.is_set():
-            crew.call_off()
+            worker.call_off()
 
 
 def show_plan(actions: Sequence[Action], off: bool, as_json: bool) -> None:
-    """What would run, and why."""
+    """Show the actions that would run, and why."""
     if as_json:
-        output.result_json({"maintenance": not off, "due": [_facts(each) for each in actions]})
+        due_facts = [_facts(action) for action in actions]
+        output.result_json({"maintenance": not off, "due": due_facts})
     elif off:
         output.result("maintenance is off: `maintenance: false`")
     elif not actions:
         output.result("maintenance has nothing to do")
     else:
-        output.table(
-            ("table", "action", "files", "reason"),
-            [
-                (
-                    each.table,
-                    each.kind.value,
-                    sum(len(group.files) for group in each.groups) or "",
-                    each.reason,
-                )
-                for each in actions
-            ],
-        )
+        facts = [_facts(action) for action in actions]
+        rows = [(row["table"], row["action"], row["files"] or "", row["reason"]) for row in facts]
+        output.table(("table", "action", "files", "reason"), rows)
 
 
 def show_orphans(loaded: LoadedConfig, actions: Sequence[Action], as_json: bool) -> None:
-    """What a removal of orphans would remove now, file by file; removes nothing."""
+    """Show the orphan files that `remove_orphan_files` would remove now; removes nothing."""
     from icestream.commit.java_catalog import java_tables
     from icestream.maintain.gate import MaintenanceGate
     from icestream.maintain.iceberg_actions import IcebergActions
-    from icestream.maintain.orphans import OrphanScan, scan_orphans
+    from icestream.maintain.orphans import scan_orphans
     from icestream.run.signals import stop_signals
 
     config = loaded.pipeline
     assert config.maintenance is not False, "nothing is due then"
     assert config.maintenance.remove_orphan_files is not False, "nor then"
     age = config.maintenance.remove_orphan_files.older_than
-    found: list[tuple[Action, OrphanScan]] = []
+    scans: list[tuple[Action, OrphanScan]] = []
     with stop_signals() as (stop, listen), _spark(config, listen) as spark:
         tables = java_tables(spark, catalog_for(config.catalog), config.name)
         procedures = IcebergActions(
@@ -168,62 +164,63 @@ def show_orphans(loaded: LoadedConfig, actions: Sequence[Action], as_json: bool)
         for action in actions:
             if stop.is_set():
                 break
-            look = scan_orphans(jvm, procedures.actions(), tables, action.table, age)
-            found.append((action, look))
+            scan = scan_orphans(jvm, procedures.actions(), tables, action.table, age)
+            scans.append((action, scan))
     if as_json:
-        told = [_facts(action) | _removes(look.removable, look.found) for action, look in found]
-        output.result_json({"maintenance": True, "due": told})
+        due_facts = [_facts(action) | _removes(scan) for action, scan in scans]
+        output.result_json({"maintenance": True, "due": due_facts})
         return
-    for action, look in found:
-        size = _size(sum(each.bytes for each in look.removable))
-        kept = len(look.found) - len(look.removable)
+    for action, scan in scans:
+        size = naturalsize(sum(file.bytes for file in scan.removable))
+        kept = len(scan.found) - len(scan.removable)
         stay = f"; {kept:,} more stay: they may still be committed, or are too young"
         output.result(
-            f"{action.table}: would remove {len(look.removable):,} files, {size}"
+            f"{action.table}: would remove {len(scan.removable):,} files, {size}"
             + stay * bool(kept)
         )
-        for each in look.removable[:_MOST_NAMES]:
-            output.result(f"  {each.path}  {_size(each.bytes)}")
-        if more := look.removable[_MOST_NAMES:]:
+        for file in scan.removable[:_MOST_NAMES]:
+            output.result(f"  {file.path}  {naturalsize(file.bytes)}")
+        if more := scan.removable[_MOST_NAMES:]:
             output.result(f"  and {len(more):,} more: --json has all")
 
 
-def _removes(goes: "Sequence[OrphanFile]", found: "Sequence[OrphanFile]") -> dict[str, Any]:
+def _removes(scan: "OrphanScan") -> dict[str, Any]:
     return {
-        "files": len(goes),
-        "bytes": sum(each.bytes for each in goes),
-        "kept": len(found) - len(goes),
+        "files": len(scan.removable),
+        "bytes": sum(file.bytes for file in scan.removable),
+        "kept": len(scan.found) - len(scan.removable),
         "removes": [
-            {"path": each.path, "bytes": each.bytes, "age_seconds": round(each.age_seconds)}
-            for each in goes
+            {"path": file.path, "bytes": file.bytes, "age_seconds": round(file.age_seconds)}
+            for file in scan.removable
         ],
     }
 
 
 def show_results(results: Sequence[ActionResult], as_json: bool) -> None:
-    """What came of each."""
+    """Show how each action ended."""
+    outcomes = [_outcome(result) for result in results]
     if as_json:
-        output.result_json({"results": [_outcome(each) for each in results]})
+        output.result_json({"results": outcomes})
         return
-    _show([_outcome(each) for each in results])
+    _show(outcomes)
 
 
 def show_history(
     config: PipelineConfig, as_json: bool, table: str | None, kind: ActionKind | None
 ) -> None:
-    """What maintenance did, newest last; of a run beside the stream and of this command."""
+    """Show past actions, newest last: those beside a run and those of this command."""
     since = time.time() - _GIVEN_DAYS * 86400
-    found = [
-        each
-        for each in history.maintenance(Path(config.state_location), config.name, since)
-        if table in (None, each["table"]) and kind in (None, each["action"])
+    actions = [
+        action
+        for action in history.maintenance(Path(config.state_location), config.name, since)
+        if table in (None, action["table"]) and kind in (None, action["action"])
     ]
     if as_json:
-        output.result_json({"pipeline": config.name, "runs": found})
-    elif not found:
+        output.result_json({"pipeline": config.name, "runs": actions})
+    elif not actions:
         output.result("no maintenance has run yet, as far as the state folder knows")
     else:
-        _show(found)
+        _show(actions)
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
@@ -237,7 +234,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
                 row["action"],
                 row["ending"],
                 _change(f"{row['files_before']:,}", f"{row['files_after']:,}"),
-                _change(_size(row["bytes_before"]), _size(row["bytes_after"])),
+                _change(naturalsize(row["bytes_before"]), naturalsize(row["bytes_after"])),
                 row["seconds"],
                 row["detail"] or row["reason"],
             )
@@ -250,12 +247,8 @@ def _change(before: str, after: str) -> str:
     return before if before == after else f"{before} → {after}"
 
 
-def _size(number: int) -> str:
-    return humanize.naturalsize(number, format="%.0f" if number < 1000 else "%.1f")
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+def _moment(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds")
 
 
 def _facts(action: Action) -> dict[str, Any]:
@@ -264,8 +257,8 @@ def _facts(action: Action) -> dict[str, Any]:
         "action": action.kind.value,
         "reason": action.reason,
         "groups": len(action.groups),
-        "files": sum(len(each.files) for each in action.groups),
-        "bytes": sum(each.bytes for each in action.groups),
+        "files": sum(len(group.files) for group in action.groups),
+        "bytes": sum(group.bytes for group in action.groups),
     }
 
 
@@ -285,10 +278,10 @@ def _outcome(result: ActionResult) -> dict[str, Any]:
     }
 
 
-def _refuse_unknown(found: Survey, table: str | None) -> None:
-    known = [each.table for each in found.tables]
+def _refuse_unknown(surveyed: Survey, table: str | None) -> None:
+    known = [health.table for health in surveyed.tables]
     if table is not None and table not in known:
         raise UsageError(
-            f"`{table}` is no table of pipeline `{found.pipeline}`, or not yet",
+            f"`{table}` is no table of pipeline `{surveyed.pipeline}`, or not yet",
             hint=f"it has {', '.join(known) or 'none yet'}",
         )

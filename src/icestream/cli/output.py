@@ -44,7 +44,7 @@ def result_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Something to know, not a result."""
+    """Something to know that is no result: to stderr."""
     click.echo(text, err=True)
 
 
@@ -54,7 +54,7 @@ def warning(text: str) -> None:
 
 
 def error(failure: IcestreamError) -> None:
-    """What, where, and the next command."""
+    """Show an error: what, where, and the next command as its hint."""
     click.echo(click.style("error: ", fg=_colour("red")) + failure.what, err=True)
     if failure.where:
         click.echo(f"  {failure.where}", err=True)
@@ -65,17 +65,27 @@ def error(failure: IcestreamError) -> None:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None
 ) -> None:
-    """Rows under headings; numbers to the right."""
+    """Print rows under headings; columns of numbers are aligned to the right."""
     from rich.table import Table
 
     rows = [list(row) for row in rows]
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for number, name in enumerate(columns):
-        numeric = all(isinstance(row[number], int | float) for row in rows) and bool(rows)
+    for index, name in enumerate(columns):
+        numeric = all(isinstance(row[index], int | float) for row in rows) and bool(rows)
         grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(_cell(value) for value in row))
     _console().print(grid)
+
+
+def age(seconds: float | None) -> str | None:
+    """`19s`, `4m`, `3h`, `2d`: short enough for a column."""
+    if seconds is None:
+        return None
+    for unit, unit_seconds in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * unit_seconds:
+            return f"{seconds / unit_seconds:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
 
 
 class EventLog:
@@ -89,13 +99,13 @@ class EventLog:
         if event.kind in _QUIET:
             return
         facts = {key: value for key, value in event.facts().items() if value is not None}
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         if self._json:
-            click.echo(json.dumps({"at": at, "event": event.kind, **facts}, default=str), err=True)
+            click.echo(json.dumps({"at": now, "event": event.kind, **facts}, default=str), err=True)
             return
         facts.pop("partitions", None)
         pairs = " ".join(f"{key}={_plain(value)}" for key, value in facts.items())
-        click.echo(f"{at} {event.kind} {pairs}", err=True)
+        click.echo(f"{now} {event.kind} {pairs}", err=True)
 
 
 class LiveView:
@@ -120,16 +130,16 @@ class LiveView:
             self._notes.append(f"topic `{event.topic}` matches no rule of `tables:`; left out")
         elif event.kind in ("table_created", "schema_evolved", "commit_retried", "loss_accepted"):
             facts = event.facts()
-            told = facts.get("columns") or facts.get("reason") or facts.get("ranges")
+            detail = facts.get("columns") or facts.get("reason") or facts.get("ranges")
             what = f"{event.kind.replace('_', ' ')}: {facts['table']}"
-            self._notes.append(f"{what} {_plain(told)}" if told else what)
+            self._notes.append(f"{what} {_plain(detail)}" if detail else what)
         elif isinstance(event, RunRestarting):
             again = f"again in {event.wait_seconds:.0f} s, try {event.attempt}"
             self._notes.append(f"broke: {event.error}; {again}")
         elif isinstance(event, MaintenanceFinished):
             files = f"{event.files_before:,} → {event.files_after:,}"
-            told = event.detail if event.ending != "done" else files
-            self._notes.append(f"{event.action} {event.table}: {event.ending} {told}".rstrip())
+            detail = event.detail if event.ending != "done" else files
+            self._notes.append(f"{event.action} {event.table}: {event.ending} {detail}".rstrip())
         elif isinstance(event, MaintenanceFailed):
             self._notes.append(f"maintenance cannot look at the tables: {event.error}")
         elif event.kind == "run_started":
@@ -138,7 +148,7 @@ class LiveView:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Draw until the end of the block."""
+        """Context manager: draw the view until the end of the block."""
         from rich.live import Live
 
         console = _console(stderr=True)
@@ -171,7 +181,7 @@ class LiveView:
 
 @contextmanager
 def jar_progress() -> Iterator[Callable[[Any, int], None]]:
-    """A progress callback for downloads: a bar each on a terminal, a line each otherwise."""
+    """Context manager: a callback for downloads, with a bar or a line for each jar."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -192,7 +202,7 @@ def jar_progress() -> Iterator[Callable[[Any, int], None]]:
 
 @contextmanager
 def maintenance_progress(bus: EventBus, as_json: bool) -> Iterator[None]:
-    """A bar with the reason for what is under way on a terminal, log lines elsewhere."""
+    """Context manager: show maintenance as a bar on a terminal, as log lines elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if as_json or not is_terminal():
@@ -220,9 +230,9 @@ def maintenance_progress(bus: EventBus, as_json: bool) -> Iterator[None]:
 def _console(stderr: bool = False) -> Any:
     from rich.console import Console
 
-    shown = (sys.stderr if stderr else sys.stdout).isatty()
+    is_shown = (sys.stderr if stderr else sys.stdout).isatty()
     # Nobody sees the edge of a pipe: rows there are as long as they are.
-    return Console(stderr=stderr, highlight=False, width=None if shown else 200)
+    return Console(stderr=stderr, highlight=False, width=None if is_shown else 200)
 
 
 def _colour(name: str) -> str | None:
@@ -255,7 +265,7 @@ def _plain(value: object) -> str:
 
 
 def unexpected(failure: Exception) -> None:
-    """A bug of ours: say so, with what is needed to report it."""
+    """Show an exception that nobody expected, with its traceback, as a bug to be reported."""
     import traceback
 
     error(InternalError(f"{type(failure).__name__}: {failure}", hint="please report this"))
@@ -263,6 +273,6 @@ def unexpected(failure: Exception) -> None:
 
 
 def clear() -> None:
-    """An empty screen, on a terminal."""
+    """Empty the screen, if it is a terminal."""
     if sys.stdout.isatty():
         click.clear()

@@ -1,10 +1,10 @@
-"""How `plan` shows its findings: topics, tables, the whiteboard of each rate, memory."""
+"""Output of `plan`: topics, tables, the forecast for each rate, memory."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 
-import humanize
+from humanize import naturalsize
 
 from icestream.cli import output
 from icestream.config.values import format_duration
@@ -20,7 +20,7 @@ _MOST_TOPICS = 20
 
 
 def show_plan(plan: PipelinePlan, as_json: bool) -> None:
-    """The sections for people, or for machines."""
+    """Show a plan section by section, or all of it as JSON."""
     if as_json:
         output.result_json(asdict(plan))
         return
@@ -34,8 +34,8 @@ def show_plan(plan: PipelinePlan, as_json: bool) -> None:
 
 def _show_topics(plan: PipelinePlan) -> None:
     output.result("topics")
-    for each in plan.topics[:_MOST_TOPICS]:
-        output.result(f"  {each.topic} → {each.table or f'nowhere: {each.why}'}")
+    for topic in plan.topics[:_MOST_TOPICS]:
+        output.result(f"  {topic.topic} → {topic.table or f'nowhere: {topic.why}'}")
     if len(plan.topics) > _MOST_TOPICS:
         output.result(f"  and {len(plan.topics) - _MOST_TOPICS:,} more")
     if not plan.topics:
@@ -43,19 +43,19 @@ def _show_topics(plan: PipelinePlan) -> None:
 
 
 def _show_tables(plan: PipelinePlan) -> None:
-    for each in plan.tables[:_MOST]:
+    for table in plan.tables[:_MOST]:
         output.result("")
-        for line in _table_lines(each):
+        for line in _table_lines(table):
             output.result(line)
-    if left := plan.tables[_MOST:]:
-        output.result(f"\nand {len(left):,} tables more, {left[0].table} …: --json has all")
+    if more := plan.tables[_MOST:]:
+        output.result(f"\nand {len(more):,} tables more, {more[0].table} …: --json has all")
 
 
 def _table_lines(plan: TablePlan) -> Iterator[str]:
     mode = plan.mode + (f" by {', '.join(plan.keys)}" if plan.keys else "")
     state = f"is there, {plan.rows or 0:,} rows" if plan.exists else "would be created"
-    looked = f"; records looked at: {plan.sampled:,}" if plan.sampled else ""
-    yield f"{plan.table}: {mode}, {state}{looked}"
+    sampled = f"; records looked at: {plan.sampled:,}" if plan.sampled else ""
+    yield f"{plan.table}: {mode}, {state}{sampled}"
     for statement in plan.ddl:
         yield from (f"  {line}" for line in f"{statement};".splitlines())
     for change in plan.changes:
@@ -78,15 +78,16 @@ def _change(change: TableChange) -> str:
 
 
 def _show_rates(plan: PipelinePlan) -> None:
+    # Tables of one rate, as with --rate, share one forecast.
     boards: dict[tuple[Rate, tuple[Forecast, ...]], list[str]] = {}
-    for each in plan.tables:
-        if each.rate is not None:
-            boards.setdefault((each.rate, each.lines), []).append(each.table)
+    for table in plan.tables:
+        if table.rate is not None:
+            boards.setdefault((table.rate, table.lines), []).append(table.table)
     output.result("")
     for (rate, lines), names in list(boards.items())[:_MOST]:
         _show_board(names[0] if len(names) == 1 else "each table", rate, lines, plan)
-    if left := list(boards.values())[_MOST:]:
-        output.result(f"{len(left)} tables with less are left out: {left[0][0]} …")
+    if more := list(boards.values())[_MOST:]:
+        output.result(f"{len(more)} tables with less are left out: {more[0][0]} …")
     if not boards:
         output.result(
             "rates are not known, as no commits of the last day are remembered here; "
@@ -102,11 +103,10 @@ def _show_rates(plan: PipelinePlan) -> None:
 
 def _show_board(name: str, rate: Rate, lines: tuple[Forecast, ...], plan: PipelinePlan) -> None:
     source = f"measured over {rate.measured:,} commits" if rate.measured else "as told"
-    shown = (
-        f"{rate.records_per_s:,.0f}" if rate.records_per_s >= 10 else f"{rate.records_per_s:.1f}"
-    )
+    digits = 0 if rate.records_per_s >= 10 else 1
     output.result(
-        f"{name}: {shown} records/s, {rate.bytes_per_record:,.0f} bytes each as stored, {source}"
+        f"{name}: {rate.records_per_s:,.{digits}f} records/s, "
+        f"{rate.bytes_per_record:,.0f} bytes each as stored, {source}"
     )
     output.table(
         ("interval", "fresh", "commits", "files", "each", "after", "rewritten", "core"),
@@ -114,10 +114,10 @@ def _show_board(name: str, rate: Rate, lines: tuple[Forecast, ...], plan: Pipeli
             (
                 format_duration(timedelta(seconds=line.interval))
                 + " ←" * (line.interval == plan.interval),
-                _age(line.freshness),
+                output.age(line.freshness),
                 round(line.commits),
                 round(line.files),
-                humanize.naturalsize(line.file_bytes),
+                naturalsize(line.file_bytes),
                 round(line.files_after) if plan.compaction else None,
                 _rewritten(line) if plan.compaction else None,
                 f"{line.core_share:.1%}" if plan.compaction else None,
@@ -128,25 +128,17 @@ def _show_board(name: str, rate: Rate, lines: tuple[Forecast, ...], plan: Pipeli
 
 
 def _show_memory(needs: tuple[MemoryNeed, ...]) -> None:
-    about = humanize.naturalsize(total(needs), binary=True)
+    about = naturalsize(total(needs), binary=True)
     output.result(f"\nmemory, about {about} with all of it at work")
-    for each in needs:
-        size = each.memory_bytes if each.disk_bytes is None else each.disk_bytes
-        place = "" if each.disk_bytes is None else " on disk"
-        told = "grows with its keys"
+    for need in needs:
+        size = need.memory_bytes if need.disk_bytes is None else need.disk_bytes
+        suffix = "" if need.disk_bytes is None else " on disk"
+        amount = "grows with its keys"
         if size is not None:
-            told = humanize.naturalsize(size, binary=True) + place
-        output.result(f"  {each.what}: {told} ({each.kind})")
-        output.result(f"    {each.why}")
+            amount = naturalsize(size, binary=True) + suffix
+        output.result(f"  {need.what}: {amount} ({need.kind})")
+        output.result(f"    {need.why}")
 
 
 def _rewritten(line: Forecast) -> str:
-    return humanize.naturalsize(line.rewritten_bytes) if line.needs_compaction else "nothing"
-
-
-def _age(seconds: float) -> str:
-    """`61s`, `15m`, `2h`: short enough for a column."""
-    for unit, size in (("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"
+    return naturalsize(line.rewritten_bytes) if line.needs_compaction else "nothing"

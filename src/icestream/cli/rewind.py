@@ -1,4 +1,4 @@
-"""How `rewind` shows its plan: a line per table, its partitions below, then how to do it."""
+"""Output of `rewind`: a line per table, its partitions below, then the command that does it."""
 
 import shlex
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from icestream.rewind.plan import RewindPlan, RewindTarget, TableRewind, moment
 
 
 def target_of(to_time: str | None, to_snapshot: int | None) -> RewindTarget:
-    """What the options name; a time without a zone is UTC, as in pipeline files."""
+    """Read the target from the options; a time without a zone is UTC, as in pipeline files."""
     if (to_time is None) == (to_snapshot is None):
         raise UsageError(
             "rewind needs one target", hint="say `--to-time TIME` or `--to-snapshot ID`"
@@ -20,24 +20,24 @@ def target_of(to_time: str | None, to_snapshot: int | None) -> RewindTarget:
     if to_time is None:
         return RewindTarget(snapshot_id=to_snapshot)
     try:
-        at = datetime.fromisoformat(to_time)
+        time = datetime.fromisoformat(to_time)
     except ValueError:
         raise UsageError(
             f"`{to_time}` is no time", hint="write it as 2026-01-31T12:00:00Z"
         ) from None
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return RewindTarget(time_ms=int(at.timestamp() * 1000))
+    time = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return RewindTarget(time_ms=int(time.timestamp() * 1000))
 
 
 def say_again(file: Path, to_time: str | None, to_snapshot: int | None, table: str | None) -> str:
-    """The same command, for people to copy."""
+    """The `rewind` command with these options but without `--yes`, for people to copy."""
     words = ["icestream", "rewind", str(file)]
     words += ["--to-time", to_time] if to_time else ["--to-snapshot", str(to_snapshot)]
     return shlex.join([*words, "--table", table] if table else words)
 
 
 def show_rewind(plan: RewindPlan, as_json: bool, again: str) -> None:
-    """The plan, or what was done; `again` is the command without its `--yes`."""
+    """Show the plan, or what was done; `again` is the command without its `--yes`."""
     if as_json:
         output.result_json(_facts(plan))
         return
@@ -81,20 +81,12 @@ def _summary(plan: RewindPlan, table: TableRewind) -> str:
 
 
 def _show_positions(table: TableRewind) -> None:
-    output.table(
-        ("stream", "partition", "position before", "after", "read again"),
-        [
-            (
-                move.stream,
-                move.partition,
-                move.before,
-                move.after,
-                max(0, (move.before or 0) - (move.after or 0)),
-            )
-            for move in table.positions
-        ],
-        title=f"\n{table.table}",
-    )
+    rows = [
+        (m.stream, m.partition, m.before, m.after, max(0, (m.before or 0) - (m.after or 0)))
+        for m in table.positions
+    ]
+    columns = ("stream", "partition", "position before", "after", "read again")
+    output.table(columns, rows, title=f"\n{table.table}")
 
 
 def _facts(plan: RewindPlan) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""How the reading verbs show their findings: a table for people, JSON for machines."""
+"""Output of `doctor`, `jars`, `status` and `preview`: a table for people, JSON for machines."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import humanize
+from humanize import naturaldelta, naturalsize
 
 from icestream.cli import output
 from icestream.observe.status import PipelineStatus, TableStatus
@@ -15,7 +15,7 @@ from icestream.spark.jars import JarStatus
 
 
 def show_checks(checks: Sequence[DoctorCheck], as_json: bool) -> None:
-    """The doctor's findings, a line each, the fix below."""
+    """Show each check of this machine in a line, with its fix below."""
     if as_json:
         output.result_json([asdict(check) for check in checks])
         return
@@ -25,49 +25,41 @@ def show_checks(checks: Sequence[DoctorCheck], as_json: bool) -> None:
             output.result(f"{'':<16} fix: {check.fix}")
 
 
-def show_jars(found: Sequence[JarStatus], as_json: bool) -> None:
-    """The jars and what the cache holds of each."""
+def show_jars(jars: Sequence[JarStatus], as_json: bool) -> None:
+    """Show the jars and what the cache holds of each."""
     if as_json:
         output.result_json(
             [
-                {**asdict(each.jar), "state": each.state, "path": each.path, "detail": each.detail}
-                for each in found
+                {**asdict(jar.jar), "state": jar.state, "path": jar.path, "detail": jar.detail}
+                for jar in jars
             ]
         )
         return
-    output.table(
-        ("set", "jar", "size", "state", ""),
-        [
-            (
-                each.jar.set,
-                each.jar.coordinates,
-                humanize.naturalsize(each.jar.size),
-                each.state,
-                each.detail,
-            )
-            for each in found
-        ],
-    )
+    rows = [
+        (jar.jar.set, jar.jar.coordinates, naturalsize(jar.jar.size), jar.state, jar.detail)
+        for jar in jars
+    ]
+    output.table(("set", "jar", "size", "state", ""), rows)
 
 
 def show_status(status: PipelineStatus, as_json: bool, partitions: bool = False) -> None:
-    """A pipeline's tables, and on request the partitions behind them."""
+    """Show a pipeline's last run and its tables, on request with their source partitions."""
     if as_json:
         output.result_json(asdict(status))
         return
     run = status.last_run
     if run:
-        told = run.get("error") or run.get("reason") or ""
-        ago = humanize.naturaldelta(time.time() - run["at"])
+        why = run.get("error") or run.get("reason") or ""
+        ago = naturaldelta(time.time() - run["at"])
         output.result(
-            f"{status.pipeline}: {run['kind'].replace('_', ' ')} {ago} ago {told}".rstrip()
+            f"{status.pipeline}: {run['kind'].replace('_', ' ')} {ago} ago {why}".rstrip()
         )
     else:
         output.result(f"{status.pipeline}: no run is remembered here")
-    if broke := status.restarting:
+    if restart := status.restarting:
         output.result(
-            f"restarted {broke['attempt']} times without a commit: {broke['error']}"
-            + (f"; stuck on {broke['stuck_on']}" if broke["stuck_on"] else "")
+            f"restarted {restart['attempt']} times without a commit: {restart['error']}"
+            + (f"; stuck on {restart['stuck_on']}" if restart["stuck_on"] else "")
         )
     output.table(
         (
@@ -85,75 +77,70 @@ def show_status(status: PipelineStatus, as_json: bool, partitions: bool = False)
         ),
         [
             (
-                each.table,
-                each.rows,
-                each.rows_per_s,
-                each.lag_records,
-                _age(each.lag_s) if each.lag_records else None,
-                _age(each.freshness_s),
-                _age(time.time() - each.last_commit if each.last_commit else None),
-                each.data_files,
-                humanize.naturalsize(each.bytes),
-                each.quarantined,
-                "ok" if each.healthy else each.note,
+                table.table,
+                table.rows,
+                table.rows_per_s,
+                table.lag_records,
+                output.age(table.lag_s) if table.lag_records else None,
+                output.age(table.freshness_s),
+                output.age(time.time() - table.last_commit if table.last_commit else None),
+                table.data_files,
+                naturalsize(table.bytes),
+                table.quarantined,
+                "ok" if table.healthy else table.note.partition(":")[0],
             )
-            for each in status.tables
+            for table in status.tables
         ],
     )
-    for each in status.tables:
-        for lost in each.lost:
-            output.result(f"{each.table}: given up by --accept-loss: {lost}")
-        if partitions and each.partitions:
-            _show_partitions(each)
+    for table in status.tables:
+        if ":" in table.note:  # too long for its column
+            output.result(f"{table.table}: {table.note}")
+        for lost in table.lost:
+            output.result(f"{table.table}: given up by --accept-loss: {lost}")
+        if partitions and table.partitions:
+            _show_partitions(table)
 
 
 def _show_partitions(table: TableStatus) -> None:
-    output.table(
-        ("stream", "partition", "position", "lag", "fresh at commit"),
-        [
-            (
-                each.stream,
-                each.partition,
-                each.position,
-                each.lag_records,
-                _age(each.freshness_seconds),
-            )
-            for each in table.partitions
-        ],
-        title=f"\n{table.table}",
-    )
+    rows = [
+        (p.stream, p.partition, p.position, p.lag_records, output.age(p.freshness_seconds))
+        for p in table.partitions
+    ]
+    columns = ("stream", "partition", "position", "lag", "fresh at commit")
+    output.table(columns, rows, title=f"\n{table.table}")
 
 
-def watch_status(look: Callable[[], PipelineStatus], partitions: bool = False) -> None:
-    """Show it again every two seconds until Ctrl-C."""
+def watch_status(read_status: Callable[[], PipelineStatus], partitions: bool = False) -> None:
+    """Read and show a pipeline's status every two seconds, until Ctrl-C."""
     try:
         while True:
-            now = look()
+            status = read_status()
             output.clear()
-            show_status(now, as_json=False, partitions=partitions)
+            show_status(status, as_json=False, partitions=partitions)
             time.sleep(2)
     except KeyboardInterrupt:
         return
 
 
 def show_preview(previews: Sequence[TablePreview], as_json: bool) -> None:
-    """Rows as they would be written, and what would be set aside."""
+    """Show rows as they would be written, and the bad records with their reasons."""
     if as_json:
-        output.result_json([_as_json(each) for each in previews])
+        output.result_json([_as_json(preview) for preview in previews])
         return
     if not previews:
         output.note("the source has no records that any rule of `tables:` matches")
-    for each in previews:
-        kind = "exists" if each.exists else "would be created"
-        output.result(f"{each.table} ({kind}): {each.good.num_rows} good, {each.bad.num_rows} bad")
+    for preview in previews:
+        state = "exists" if preview.exists else "would be created"
+        good, bad = preview.good.num_rows, preview.bad.num_rows
+        output.result(f"{preview.table} ({state}): {good} good, {bad} bad")
         output.table(
             ("column", "type", "first rows"),
             [
-                (field.name, str(field.field_type), _samples(each, field.name))
-                for field in each.schema.fields
+                (field.name, str(field.field_type), _samples(preview, field.name))
+                for field in preview.schema.fields
             ],
         )
-        for row in each.bad.select(["topic", "offset", "error"]).slice(0, 5).to_pylist():
+        for row in preview.bad.select(["topic", "offset", "error"]).slice(0, 5).to_pylist():
             output.result(f"  bad: {row['topic']} offset {row['offset']}: {row['error']}")
 
 
@@ -170,13 +157,3 @@ def _as_json(preview: TablePreview) -> dict[str, Any]:
         "rows": preview.good.to_pylist(),
         "bad": preview.bad.select(["topic", "partition", "offset", "error"]).to_pylist(),
     }
-
-
-def _age(seconds: float | None) -> str | None:
-    """`19s`, `4m`, `3h`, `2d`: short enough for a column."""
-    if seconds is None:
-        return None
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{max(0.0, seconds):.0f}s"

@@ -1,4 +1,4 @@
-"""`init` and `validate`: a first file, and whether the world around it is there."""
+"""`init` and `validate`: a first pipeline file; whether its catalog and source can be used."""
 
 from pathlib import Path
 from typing import cast
@@ -22,7 +22,7 @@ def write_starter(file: Path, kind: str) -> None:
 
 
 def check_environment(loaded: LoadedConfig) -> None:
-    """Phase 3 of validate: catalog and source can be used from here."""
+    """Phase 3 of `validate`: raise when catalog or source cannot be used from here."""
     from icestream.catalogs import catalog_for
     from icestream.sources import source_for
 

@@ -1,8 +1,8 @@
-"""How `tables` shows its findings: a line per table, below it what would run now and why."""
+"""Output of `tables`: a line per table, below them what maintenance would run now and why."""
 
 import time
 
-import humanize
+from humanize import naturalsize
 
 from icestream.cli import output
 from icestream.config.model import PipelineConfig
@@ -11,52 +11,48 @@ from icestream.maintain.survey import Survey, survey
 
 
 def look(config: PipelineConfig) -> Survey:
-    """The tables now; what maintenance did so far is in its budget."""
+    """Read the health of a pipeline's tables; past maintenance counts against its budget."""
     now = time.time()
     return survey(config, past_actions(config, now), now)
 
 
-def show_tables(found: Survey, as_json: bool) -> None:
-    """Health for people, within 80 columns, or for machines."""
+def show_tables(result: Survey, as_json: bool) -> None:
+    """Show the health of tables, within 80 columns, or all that is known of it as JSON."""
     if as_json:
-        output.result_json(found.facts())
+        output.result_json(result.facts())
         return
     output.table(
         ("table", "files", "size", "average", "small", "deleted", "snapshots", "due"),
         [
             (
-                each.table,
-                each.data_files,
-                _size(each.bytes),
-                _size(each.average_bytes),
-                each.small_files,
-                f"{each.deleted_share:.0%}",
-                each.snapshots,
-                each.compaction_lag,
+                health.table,
+                health.data_files,
+                naturalsize(health.bytes),
+                naturalsize(health.average_bytes),
+                health.small_files,
+                f"{health.deleted_share:.0%}",
+                health.snapshots,
+                health.compaction_lag,
             )
-            for each in found.tables
+            for health in result.tables
         ],
     )
-    for name in found.missing:
+    for name in result.missing:
         output.result(f"{name}: not created yet")
-    for name, why in found.broken.items():
+    for name, why in result.broken.items():
         output.result(f"{name}: cannot be read: {why}")
-    for each in found.tables:
-        if each.equality_delete_files:
+    for health in result.tables:
+        if health.equality_delete_files:
             output.result(
-                f"{each.table}: {each.equality_delete_files:,} equality-delete files of another "
-                "program slow every read; `CALL system.rewrite_data_files` removes them"
+                f"{health.table}: {health.equality_delete_files:,} equality-delete files of "
+                "another program slow every read; `CALL system.rewrite_data_files` removes them"
             )
-    if found.switched_off:
+    if result.switched_off:
         output.result("maintenance is off: `maintenance: false`")
-    elif found.actions:
+    elif result.actions:
         output.result("maintenance would run now:")
-        for action in found.actions:
+        for action in result.actions:
             output.result(f"  {action.table}: {action.kind}")
             output.result(f"    {action.reason}")
     else:
         output.result("maintenance has nothing to do")
-
-
-def _size(number: int) -> str:
-    return humanize.naturalsize(number, format="%.0f" if number < 1000 else "%.1f")

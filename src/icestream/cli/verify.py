@@ -1,11 +1,11 @@
-"""How `verify` shows its result: a line per table and check, what was found below."""
+"""Output of `verify`: a line per table and check, the violations below."""
 
 from icestream.cli import output
 from icestream.verify.report import MOST, Finding, TableReport, VerifyResult
 
 
 def show_verified(result: VerifyResult, as_json: bool) -> None:
-    """The whole result, for people or for machines."""
+    """Show the result for people, or all of it as JSON."""
     if as_json:
         output.result_json(result.facts())
         return
@@ -31,18 +31,19 @@ def show_verified(result: VerifyResult, as_json: bool) -> None:
 
 def _show_findings(table: TableReport) -> None:
     for check in table.checks:
-        told = [finding for finding in table.findings if finding.check == check.name]
-        for finding in told:
+        # Of each check only the first findings are kept; `check.findings` counts all of them.
+        kept = [finding for finding in table.findings if finding.check == check.name]
+        for finding in kept:
             output.result(_line(finding))
-        if check.findings > len(told):
+        if check.findings > len(kept):
             output.result(
                 f"  … {check.name}: {check.findings} findings, the first {MOST} are shown"
             )
 
 
 def _line(finding: Finding) -> str:
-    place = finding.location()
-    where = f" ({place})" if place else ""
+    location = finding.location()
+    where = f" ({location})" if location else ""
     return (
         f"violation: {finding.table}: {finding.kind}{where}: "
         f"expected {finding.expected}; seen {finding.seen}"

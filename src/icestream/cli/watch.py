@@ -1,4 +1,4 @@
-"""`run` and `demo`: the runner with a live view on a terminal, and log lines elsewhere."""
+"""`run` and `demo`: run pipelines, with a live view on a terminal and log lines elsewhere."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,14 +15,14 @@ def run_watched(
     seconds: float | None = None,
     accept_loss: bool = False,
 ) -> None:
-    """Run pipelines and show what happens."""
+    """Fetch missing jars, then run pipelines until they end, and show their events."""
     from icestream.run.supervisor import run
     from icestream.sources import source_for
     from icestream.spark import jars
 
-    for text in dict.fromkeys(text for each in loaded for text in each.warnings):
+    for text in dict.fromkeys(text for file in loaded for text in file.warnings):
         output.warning(text)
-    sets = [name for each in loaded for name in source_for(each.pipeline.source).jar_sets]
+    sets = [name for file in loaded for name in source_for(file.pipeline.source).jar_sets]
     with output.jar_progress() as progress:
         jars.ensure([*jars.CORE, *sets], progress=progress)
     bus = EventBus()

@@ -1,8 +1,8 @@
 """History: events in a SQLite file under the state folder; deleting it loses no row.
 
-It has a fixed bound: the newest events of the last days, and of each table's partitions, of which
-there may be thousands, only how they stood at the last commit. Nobody waits for the disk here, so a
-power failure may damage the file: it is put aside then, and stops no run.
+Its size is bounded: the newest events of the last days, and of each table's partitions, of which
+there may be thousands, only their state at the last commit. Nobody waits for the disk here, so a
+power failure may damage the file: it is renamed then, and stops no run.
 """
 
 import json
@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS partitions (
 
 
 class History:
-    """Appends events; safe to call from several threads."""
+    """Subscriber of the event bus that stores events; safe to call from several threads."""
 
     def __init__(self, state: Path) -> None:
         state.mkdir(parents=True, exist_ok=True)
@@ -53,14 +53,14 @@ class History:
         except sqlite3.DatabaseError as failure:
             if code(failure) not in _DAMAGES:
                 raise
-            _put_aside(state / _FILE)
+            _rename_damaged(state / _FILE)
             self._database = _opened(state / _FILE)
         self._stored = 0
 
     def __call__(self, event: Event) -> None:
         """Store one event."""
         if isinstance(event, BatchPlanned | MaintenanceProgress):
-            return  # the commit, or the end, that follows says more
+            return  # the event of the commit, or of the end, that follows says more
         facts = event.facts()
         now, table = time.time(), facts.get("table")
         partitions = facts.pop("partitions", None)
@@ -85,7 +85,7 @@ class History:
 
 
 def _opened(file: Path) -> sqlite3.Connection:
-    """The file, made if need be, without what is too old; whole, as far as that shows."""
+    """Open the file, or make it, and delete what is too old; raises if it is seen to be damaged."""
     database = sqlite3.connect(
         file, timeout=_WAIT_SECONDS, check_same_thread=False, isolation_level=None
     )
@@ -107,15 +107,15 @@ def _prune(database: sqlite3.Connection) -> None:
     )
 
 
-def _put_aside(file: Path) -> None:
-    """Somebody may want to look at it; its log belongs to it and to nothing that comes."""
+def _rename_damaged(file: Path) -> None:
+    """Keep a damaged file under another name, without its log, which fits no other file."""
     file.replace(file.with_name(f"{file.name}.damaged"))
     for tail in ("-wal", "-shm"):
         file.with_name(file.name + tail).unlink(missing_ok=True)
 
 
 def commits(state: Path, pipeline: str, table: str, since: float) -> list[dict[str, Any]]:
-    """A table's commits since a moment, oldest first, each with its time as `at`."""
+    """List a table's commits since a time, oldest first, each with its own time as `at`."""
     return _select(
         state,
         "SELECT at, facts FROM events WHERE pipeline = ? AND subject = ? "
@@ -125,15 +125,15 @@ def commits(state: Path, pipeline: str, table: str, since: float) -> list[dict[s
 
 
 def partitions(state: Path, pipeline: str, table: str) -> list[dict[str, Any]]:
-    """How a table's partitions stood at its last commit."""
+    """List the positions and lag of a table's source partitions at its last commit."""
     query = "SELECT facts FROM partitions WHERE pipeline = ? AND subject = ?"
     rows = _rows(state, query, (pipeline, table))
-    found: list[dict[str, Any]] = json.loads(rows[0][0]) if rows else []
-    return found
+    partitions: list[dict[str, Any]] = json.loads(rows[0][0]) if rows else []
+    return partitions
 
 
 def maintenance(state: Path, pipeline: str, since: float = 0.0) -> list[dict[str, Any]]:
-    """What maintenance did since a moment, oldest first, each with its time as `at`."""
+    """List the maintenance actions since a time, oldest first, each with its own time as `at`."""
     return _select(
         state,
         "SELECT at, facts FROM events WHERE pipeline = ? "
@@ -143,26 +143,26 @@ def maintenance(state: Path, pipeline: str, since: float = 0.0) -> list[dict[str
 
 
 def last_run(state: Path, pipeline: str) -> dict[str, Any] | None:
-    """The newest word on how a run started, stopped or failed."""
-    found = _select(
+    """Return the newest event of a run that started, stopped or failed."""
+    events = _select(
         state,
         "SELECT at, json_insert(facts, '$.kind', kind) FROM events WHERE pipeline = ? "
         "AND kind IN ('run_started', 'run_stopped', 'run_failed') ORDER BY at DESC LIMIT 1",
         (pipeline,),
     )
-    return found[0] if found else None
+    return events[0] if events else None
 
 
 def trouble(state: Path, pipeline: str) -> dict[str, Any] | None:
-    """The newest restart, if nothing was committed and nobody stopped the pipeline since."""
-    found = _select(
+    """Return the newest restart, if no commit, stop or failure of the pipeline followed it."""
+    events = _select(
         state,
         "SELECT at, json_insert(facts, '$.kind', kind) FROM events WHERE pipeline = ? "
         "AND kind IN ('run_restarting', 'table_committed', 'run_stopped', 'run_failed') "
         "ORDER BY at DESC, rowid DESC LIMIT 1",
         (pipeline,),
     )
-    return found[0] if found and found[0]["kind"] == "run_restarting" else None
+    return events[0] if events and events[0]["kind"] == "run_restarting" else None
 
 
 def _select(state: Path, query: str, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ def _select(state: Path, query: str, arguments: tuple[Any, ...]) -> list[dict[st
 
 
 def _rows(state: Path, query: str, arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """What is there; nothing, if the file is not there yet, not made yet, or not whole any more."""
+    """Run a query; no rows if the file does not exist, has no tables yet, or is damaged."""
     file = state / _FILE
     if not file.exists():
         return []

@@ -1,4 +1,4 @@
-"""Plan: what would happen, from topics to tables, files and memory; no JVM, writes nothing."""
+"""Plan: what a run would do, from topics to tables, files and memory; no JVM, writes nothing."""
 
 from icestream.plan.pipeline_plan import PipelinePlan, TablePlan, make_plan
 

@@ -1,4 +1,4 @@
-"""DDL: pure, a table as it would be made, written as the Spark SQL that makes the same one."""
+"""DDL: a table as a run would make it, written as Spark SQL that makes the same one; pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ HIDDEN = "(hidden)"
 def create_statements(
     catalog: str, design: TableDesign, fields: Sequence[NestedField], properties: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """CREATE TABLE, and the order of its rows, for which Spark has a statement of its own."""
+    """Write CREATE TABLE and, for the order of rows, which has a statement of its own, ALTER."""
     name = table_name(catalog, design.name)
     known = layout_is_known(design, fields)
     columns = ",\n".join(f"  {_column(field)}" for field in fields)
@@ -30,26 +30,26 @@ def create_statements(
             f"  {_text(key)} = {_value(key, properties[key])}" for key in properties
         )
         parts.append(f"TBLPROPERTIES (\n{set_to}\n)")
-    ordered = f"ALTER TABLE {name} WRITE LOCALLY ORDERED BY {order_text(design)}"
-    return ("\n".join(parts), *([ordered] if design.sort_by and known else []))
+    order = f"ALTER TABLE {name} WRITE LOCALLY ORDERED BY {order_text(design)}"
+    return ("\n".join(parts), *([order] if design.sort_by and known else []))
 
 
 def table_name(catalog: str, name: str) -> str:
-    """`lake.shop.orders`, each part in backticks if it needs them."""
+    """Write `lake.shop.orders`, each part in backticks if it needs them."""
     return ".".join(quoted(part) for part in (catalog, *name.split(".")))
 
 
 def partition_text(design: TableDesign) -> str:
-    """What is in the brackets of PARTITIONED BY."""
-    return ", ".join(_term(each) for each in design.partition_by)
+    """Write what is in the brackets of PARTITIONED BY."""
+    return ", ".join(_term(part) for part in design.partition_by)
 
 
 def order_text(design: TableDesign) -> str:
-    """What follows ORDERED BY."""
+    """Write what follows ORDERED BY."""
     return ", ".join(
-        f"{_term(each)} {'ASC' if each.ascending else 'DESC'} "
-        f"NULLS {'FIRST' if each.nulls_first else 'LAST'}"
-        for each in design.sort_by
+        f"{_term(part)} {'ASC' if part.ascending else 'DESC'} "
+        f"NULLS {'FIRST' if part.nulls_first else 'LAST'}"
+        for part in design.sort_by
     )
 
 
@@ -59,15 +59,15 @@ def _column(field: NestedField) -> str:
 
 
 def _term(part: PartitionField | SortField) -> str:
-    column = ".".join(quoted(each) for each in part.column.split("."))
+    column = ".".join(quoted(name) for name in part.column.split("."))
     if part.transform == "identity":
         return column
-    number = "" if part.argument is None else f"{part.argument}, "
-    return f"{_PLURAL.get(part.transform, part.transform)}({number}{column})"
+    argument = "" if part.argument is None else f"{part.argument}, "
+    return f"{_PLURAL.get(part.transform, part.transform)}({argument}{column})"
 
 
 def _value(key: str, value: str) -> str:
-    """What may be a secret is not shown."""
+    """Write a property's value, hidden if its key says that it may be a secret."""
     return _text(HIDDEN if _SECRET.search(key) else value)
 
 

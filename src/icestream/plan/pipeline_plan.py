@@ -14,7 +14,7 @@ from icestream.plan.tables import PlannedColumn, TableOutlook, TopicOutlook, loo
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What becomes of a table, its rate, and what each interval makes of that."""
+    """What becomes of a table, its rate, and a forecast for each commit interval."""
 
     table: str
     topics: tuple[str, ...]
@@ -33,7 +33,7 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """What a run of this file would do."""
+    """What a run of a pipeline file would do; `icestream plan --json` prints its fields."""
 
     pipeline: str
     interval: float | None  # the pipeline's own, in seconds; None: once
@@ -47,25 +47,27 @@ class PipelinePlan:
 def make_plan(
     config: PipelineConfig, rate: float | None, record_bytes: float | None
 ) -> PipelinePlan:
-    """Look at source, catalog and history; `rate` stands in for what was measured."""
-    seen = look_ahead(config)
+    """Ask source, catalog and event history; a `rate` replaces what was measured."""
+    outlook = look_ahead(config)
     rates = TableRates(config, rate, record_bytes)
-    tables = seen.tables or _stand_in(config) if rate is not None else seen.tables
-    plans = sorted((_table(each, rates) for each in tables), key=_busiest_first)
+    tables = outlook.tables
+    if rate is not None and not tables:
+        tables = _stand_in(config)
+    plans = sorted((_table(table, rates) for table in tables), key=_busiest_first)
     return PipelinePlan(
         pipeline=config.name,
         interval=rates.interval,
         compaction=rates.compaction,
-        topics=seen.topics,
+        topics=outlook.topics,
         tables=tuple(plans),
-        memory=tuple(needs(config.spark, os.cpu_count() or 1, _load(config, seen.tables))),
-        troubles=seen.troubles,
+        memory=tuple(needs(config.spark, os.cpu_count() or 1, _load(config, outlook.tables))),
+        troubles=outlook.troubles,
     )
 
 
 def _stand_in(config: PipelineConfig) -> tuple[TableOutlook, ...]:
-    """For a rate that is told before any table is known: whatever the first rule makes."""
-    rule = next(each for each in config.tables if not each.skip)
+    """For a rate that is given before any table is known: the table of the first rule."""
+    rule = next(rule for rule in config.tables if not rule.skip)
     return (TableOutlook(rule.name or "", rule, (), exists=False),)
 
 
@@ -73,34 +75,32 @@ def _busiest_first(plan: TablePlan) -> tuple[float, str]:
     return (-plan.rate.bytes_per_day if plan.rate else 0.0, plan.table)
 
 
-def _table(seen: TableOutlook, rates: TableRates) -> TablePlan:
-    rate = rates.of(seen.table)
+def _table(outlook: TableOutlook, rates: TableRates) -> TablePlan:
+    rate = rates.of(outlook.table)
     return TablePlan(
-        table=seen.table,
-        topics=seen.topics,
-        mode=seen.rule.mode,
-        exists=seen.exists,
-        keys=seen.keys,
-        columns=seen.columns,
-        ddl=seen.ddl,
-        changes=seen.changes,
-        notes=seen.notes,
-        rows=seen.rows,
-        sampled=seen.sampled,
+        table=outlook.table,
+        topics=outlook.topics,
+        mode=outlook.rule.mode,
+        exists=outlook.exists,
+        keys=outlook.keys,
+        columns=outlook.columns,
+        ddl=outlook.ddl,
+        changes=outlook.changes,
+        notes=outlook.notes,
+        rows=outlook.rows,
+        sampled=outlook.sampled,
         rate=rate,
-        lines=rates.whiteboard(rate, seen.rule) if rate else (),
+        lines=rates.whiteboard(rate, outlook.rule) if rate else (),
     )
 
 
 def _load(config: PipelineConfig, tables: Sequence[TableOutlook]) -> RunLoad:
-    sizes = [(each.record_bytes, each.sampled) for each in tables if each.record_bytes is not None]
-    count = sum(number for _, number in sizes)
+    sizes = [(t.record_bytes, t.sampled) for t in tables if t.record_bytes is not None]
+    count = sum(sampled for _, sampled in sizes)
     return RunLoad(
-        record_bytes=sum(size * number for size, number in sizes) / count if count else None,
-        laid_out=any(each.rule.partition_by or each.rule.sort_by for each in tables),
+        record_bytes=sum(size * sampled for size, sampled in sizes) / count if count else None,
+        laid_out=any(table.rule.partition_by or table.rule.sort_by for table in tables),
         kafka=config.source.type == "kafka",
         maintenance=config.maintenance is not False and config.commit_interval != "once",
-        mirrors=[
-            MirrorSize(each.table, each.rows) for each in tables if each.rule.mode == "upsert"
-        ],
+        mirrors=[MirrorSize(t.table, t.rows) for t in tables if t.rule.mode == "upsert"],
     )

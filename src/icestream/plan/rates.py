@@ -1,4 +1,4 @@
-"""Rates of tables, measured or told, and the whiteboard that they make."""
+"""Rates of tables, measured or given, and the forecast for each commit interval."""
 
 import time
 from datetime import timedelta
@@ -17,36 +17,36 @@ _BYTES = 100.0  # of a record as stored, if nobody says it: events of a few fiel
 
 
 class TableRates:
-    """Looks up or takes the rate of each table, and forecasts by it."""
+    """The rate of each table, as given by the user or measured, and the forecasts by it."""
 
     def __init__(
-        self, config: PipelineConfig, told: float | None, record_bytes: float | None
+        self, config: PipelineConfig, given: float | None, record_bytes: float | None
     ) -> None:
         self._config = config
-        self._told = None if told is None else Rate(told, record_bytes or _BYTES)
+        self._given = None if given is None else Rate(given, record_bytes or _BYTES)
         self._options = config.maintenance or MaintenanceOptions(rewrite_data_files=False)
         self._speed = rewrite_speed(past_actions(config, time.time())).bytes_per_s
 
     @property
     def compaction(self) -> bool:
-        """Whether files are joined at all."""
+        """Whether maintenance rewrites data files at all."""
         return self._options.rewrite_data_files is not False
 
     @property
     def interval(self) -> float | None:
-        """The pipeline's own, in seconds; None: once."""
-        own = self._config.commit_interval
-        return own.total_seconds() if isinstance(own, timedelta) else None
+        """The pipeline's commit interval in seconds; None: `once`."""
+        interval = self._config.commit_interval
+        return interval.total_seconds() if isinstance(interval, timedelta) else None
 
     def of(self, table: str) -> Rate | None:
-        """As told; else by the commits of the last day that are remembered here."""
-        if self._told is not None:
-            return self._told
+        """Return the given rate, else that of the last day's commits in the event history."""
+        if self._given is not None:
+            return self._given
         state, since = Path(self._config.state_location), time.time() - DAY
         return measured(history.commits(state, self._config.name, table, since))
 
     def whiteboard(self, rate: Rate, rule: TableRule) -> tuple[Forecast, ...]:
-        """The usual intervals, and the pipeline's own."""
+        """Forecast the usual commit intervals, and the pipeline's own."""
         options = self._options
         rules = CompactionRules.of(
             options.rewrite_data_files or {}, rule.properties, rule.mode == "upsert"

@@ -1,18 +1,16 @@
-"""The tables of a plan: topic → table, the DDL of those that are not there, changes to the others.
+"""The tables of a plan: which topics go where, DDL of new tables, changes to existing ones.
 
 By the code that a run uses: the same routes, designs, formats and rules. No JVM.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField
@@ -27,7 +25,7 @@ from icestream.errors import IcestreamError, SetupError, TopicMissing, Unreachab
 from icestream.formats import format_for
 from icestream.plan.changes import TableChange, changes, differences
 from icestream.plan.ddl import create_statements
-from icestream.plan.sample import SampleResult, decode_sample
+from icestream.plan.sample import SampleResult, decode_sample, split_by_topic
 from icestream.schema import OUR_NAMES
 from icestream.sources import source_for
 from icestream.tables.design import (
@@ -40,7 +38,13 @@ from icestream.tables.design import (
     layout_is_known,
     missing_included,
 )
-from icestream.tables.inventory import routed_tables, translate_catalog_errors
+from icestream.tables.inventory import (
+    DAMAGED,
+    NOT_THERE,
+    first_line,
+    routed_tables,
+    translate_catalog_errors,
+)
 from icestream.tables.metadata import Metadata
 
 SAMPLE = 1000  # records, over all topics
@@ -59,7 +63,7 @@ class PlannedColumn:
 
 @dataclass(frozen=True)
 class TopicOutlook:
-    """Where a topic goes; None: nowhere, and why."""
+    """The table that a topic goes to; None: none, and why."""
 
     topic: str
     table: str | None
@@ -68,15 +72,15 @@ class TopicOutlook:
 
 @dataclass(frozen=True)
 class TableOutlook:
-    """What becomes of a table."""
+    """What a run would make of one table."""
 
     table: str
     rule: TableRule
     topics: tuple[str, ...]
     exists: bool
-    keys: tuple[str, ...] | None = None  # of a mirror; None: its records will tell
+    keys: tuple[str, ...] | None = None  # of a mirror; None: those of its first records
     columns: tuple[PlannedColumn, ...] = ()
-    ddl: tuple[str, ...] = ()  # statements that make the same table; none: it is there
+    ddl: tuple[str, ...] = ()  # statements that make the same table; none: it exists
     changes: tuple[TableChange, ...] = ()
     notes: tuple[str, ...] = ()
     rows: int | None = None  # that it has now
@@ -86,22 +90,20 @@ class TableOutlook:
 
 @dataclass(frozen=True)
 class TopicsAndTables:
-    """What becomes of the topics and tables of a pipeline."""
+    """What a run would make of the topics and tables of a pipeline."""
 
     topics: tuple[TopicOutlook, ...]
     tables: tuple[TableOutlook, ...]
-    troubles: tuple[str, ...]  # what could not be looked at, and why
+    troubles: tuple[str, ...]  # questions to the source that failed, and why
 
 
 def look_ahead(config: PipelineConfig) -> TopicsAndTables:
-    """Ask source and catalog; a source that does not answer is told, and the rest is there."""
+    """Ask source and catalog; a source that does not answer is one of the troubles."""
     topics, records, troubles = _ask_source(config)
     router = Router(config)
     parts: dict[str, list[pa.RecordBatch]] = {}
-    for batch in records:
-        for topic in pc.unique(batch.column("topic")).to_pylist():
-            some = batch.filter(pc.equal(batch.column("topic"), topic))
-            parts.setdefault(topic, []).append(some)
+    for topic, batch in split_by_topic(records):
+        parts.setdefault(topic, []).append(batch)
     routes = {topic: router.route(topic) for topic in dict.fromkeys([*topics, *parts])}
     rules = {route.table: route.rule for route in [*router.fixed(), *routes.values()] if route}
     with _opened(config) as catalog:
@@ -109,21 +111,21 @@ def look_ahead(config: PipelineConfig) -> TopicsAndTables:
             rules |= dict(routed_tables(config, catalog))
         tables = []
         for name in sorted(rules):
-            mine = tuple(topic for topic, each in routes.items() if each and each.table == name)
-            some = [part for topic in mine for part in parts.get(topic, ())]
-            outlook = TableOutlook(name, rules[name], mine, exists=False)
-            tables.append(_table(config, catalog, outlook, some))
-    told = [
+            routed = tuple(t for t, route in routes.items() if route and route.table == name)
+            sampled = [part for topic in routed for part in parts.get(topic, ())]
+            outlook = TableOutlook(name, rules[name], routed, exists=False)
+            tables.append(_table(config, catalog, outlook, sampled))
+    topic_outlooks = [
         TopicOutlook(topic, route.table)
         if route
         else TopicOutlook(topic, None, "no rule matches" if router.forgotten(topic) else "skipped")
         for topic, route in routes.items()
     ]
-    return TopicsAndTables(tuple(told), tuple(tables), tuple(troubles))
+    return TopicsAndTables(tuple(topic_outlooks), tuple(tables), tuple(troubles))
 
 
 def _ask_source(config: PipelineConfig) -> tuple[Sequence[str], list[pa.RecordBatch], list[str]]:
-    """Topics, some records, and what kept us from more of them."""
+    """Return topics, a sample of records, and what failed."""
     source = source_for(config.source)
     troubles: list[str] = []
     try:
@@ -133,8 +135,8 @@ def _ask_source(config: PipelineConfig) -> tuple[Sequence[str], list[pa.RecordBa
             troubles.append(_failure_text(failure))
         return source.known_topics(), list(source.sample(SAMPLE)), troubles
     except (Unreachable, SetupError) as failure:
-        named: Sequence[str] = getattr(config.source, "topics", None) or ()
-        return named, [], [*troubles, _failure_text(failure)]
+        configured: Sequence[str] = getattr(config.source, "topics", None) or ()
+        return configured, [], [*troubles, _failure_text(failure)]
     finally:
         source.close()
 
@@ -145,17 +147,13 @@ def _failure_text(failure: IcestreamError) -> str:
 
 @contextmanager
 def _opened(config: PipelineConfig) -> Iterator[Catalog | None]:
-    """The catalog; None where opening it would make it."""
-    catalog = catalog_for(config.catalog)
-    if isinstance(catalog, LocalCatalog) and not (catalog.warehouse / FILE).exists():
+    """Context manager: the catalog; None where to open it would make its file."""
+    adapter = catalog_for(config.catalog)
+    if isinstance(adapter, LocalCatalog) and not (adapter.warehouse / FILE).exists():
         yield None
         return
-    with translate_catalog_errors(config.catalog.name):
-        opened = catalog.open()
-        try:
-            yield opened
-        finally:
-            opened.close()
+    with translate_catalog_errors(config.catalog.name), closing(adapter.open()) as catalog:
+        yield catalog
 
 
 def _table(
@@ -173,66 +171,66 @@ def _table(
     )
     try:
         table = catalog.load_table(bare.table) if catalog else None
-    except (NoSuchTableError, NoSuchNamespaceError):
+    except NOT_THERE:
         table = None
-    except (FileNotFoundError, ValueError, ValidationError) as failure:
-        why = (str(failure).strip() or type(failure).__name__).splitlines()[0][:200]
-        return replace(bare, exists=True, notes=(f"cannot be read: {why}",))
-    has = table.schema() if table else Schema(*design.columns)
-    data = Schema(*(field for field in has.fields if field.name not in OUR_NAMES))
-    found = decode_sample(record_format, rule, data, parts)
+    except DAMAGED as failure:
+        return replace(bare, exists=True, notes=(f"cannot be read: {first_line(failure)}",))
+    schema = table.schema() if table else Schema(*design.columns)
+    data = Schema(*(field for field in schema.fields if field.name not in OUR_NAMES))
+    sample = decode_sample(record_format, rule, data, parts)
     keys = key_columns(rule, table.properties if table else {})
     if rule.mode == "upsert" and keys is None:
-        keys = found.keys
-    known = replace(
+        keys = sample.keys
+    outlook = replace(
         bare,
         exists=table is not None,
         keys=keys,
-        sampled=found.records,
-        record_bytes=found.bytes / found.records if found.records else None,
-        notes=tuple(_sample_notes(rule, found)),
+        sampled=sample.records,
+        record_bytes=sample.bytes / sample.records if sample.records else None,
+        notes=tuple(_sample_notes(rule, sample)),
     )
     if table is None:
-        return _to_be_made(config.catalog.name, known, design, found)
-    return _changed(config.catalog.name, known, design, found, table)
+        return _new_table(config.catalog.name, outlook, design, sample)
+    return _existing_table(config.catalog.name, outlook, design, sample, table)
 
 
-def _sample_notes(rule: TableRule, found: SampleResult) -> Iterator[str]:
+def _sample_notes(rule: TableRule, sample: SampleResult) -> Iterator[str]:
     ends = {"quarantine": "would be set aside", "drop": "would be dropped", "fail": "stop the run"}
-    if found.bad:
+    if sample.bad:
         yield (
-            f"{found.bad:,} of {found.records:,} sampled records are bad and "
+            f"{sample.bad:,} of {sample.records:,} sampled records are bad and "
             f"{ends[rule.bad_records]}; `icestream preview` says why"
         )
 
 
-def _to_be_made(
-    catalog: str, known: TableOutlook, design: TableDesign, found: SampleResult
+def _new_table(
+    catalog: str, outlook: TableOutlook, design: TableDesign, sample: SampleResult
 ) -> TableOutlook:
-    comments = {each.name: each.doc for each in found.new if not each.parent}
+    comments = {field.name: field.doc for field in sample.new if not field.parent}
     data = [
-        field.model_copy(update={"doc": comments.get(field.name)}) for field in found.columns.fields
+        field.model_copy(update={"doc": comments.get(field.name)})
+        for field in sample.columns.fields
     ]
     fields = [*data, *design.metadata]
-    # What a run writes down at its first batch is part of the table then.
-    keys = {KEYS_PROPERTY: json.dumps(known.keys)} if known.keys is not None else {}
+    # A run stores the keys of the first records in the table's properties.
+    keys = {KEYS_PROPERTY: json.dumps(outlook.keys)} if outlook.keys is not None else {}
     properties = {**DEFAULTS, **design.properties, **keys}
-    notes = list(known.notes)
+    notes = list(outlook.notes)
     if not data:
         notes.append("its columns come with the first records")
     if not layout_is_known(design, fields):
         missing = sorted(laid_out_columns(design) - {field.name for field in fields})
         notes.append(f"partitions and order wait for `{'`, `'.join(missing)}`")
-    if known.rule.mode == "upsert" and known.keys is None:
+    if outlook.rule.mode == "upsert" and outlook.keys is None:
         notes.append("its keys are those of the first records")
 
     def origin(name: str) -> ColumnOrigin:
         if name in comments:
             return "sampled"
-        return "declared" if name in known.rule.columns else "format"
+        return "declared" if name in outlook.rule.columns else "format"
 
     return replace(
-        known,
+        outlook,
         columns=tuple(
             [_column(field, origin(field.name)) for field in data]
             + [_column(field, "icestream") for field in design.metadata]
@@ -242,24 +240,24 @@ def _to_be_made(
     )
 
 
-def _changed(
-    catalog: str, known: TableOutlook, design: TableDesign, found: SampleResult, table: Table
+def _existing_table(
+    catalog: str, outlook: TableOutlook, design: TableDesign, sample: SampleResult, table: Table
 ) -> TableOutlook:
-    sampled = {each.name for each in found.new if not each.parent}
+    sampled = {field.name for field in sample.new if not field.parent}
     ours = [field for field in table.schema().fields if field.name in OUR_NAMES]
-    lacking = {each.name for each in missing_included(design, Metadata.of(table))}
+    lacking = {field.name for field in missing_included(design, Metadata.of(table))}
     columns = [
         _column(field, "sampled" if field.name in sampled else "table")
-        for field in found.columns.fields
+        for field in sample.columns.fields
     ]
     columns += [_column(field, "table") for field in ours]
     columns += [_column(field, "icestream") for field in design.metadata if field.name in lacking]
     return replace(
-        known,
+        outlook,
         rows=_rows(table),
         columns=tuple(columns),
-        changes=tuple(changes(design, found, table)),
-        notes=(*known.notes, *differences(catalog, design, found, table)),
+        changes=tuple(changes(design, sample, table)),
+        notes=(*outlook.notes, *differences(catalog, design, sample, table)),
     )
 
 
@@ -268,9 +266,9 @@ def _column(field: NestedField, origin: ColumnOrigin) -> PlannedColumn:
 
 
 def _rows(table: Table) -> int:
-    """Live rows, as the newest snapshot counts them."""
-    newest = table.current_snapshot()
-    if newest is None or newest.summary is None:
+    """Count the live rows by the current snapshot's summary."""
+    snapshot = table.current_snapshot()
+    if snapshot is None or snapshot.summary is None:
         return 0
-    counts = newest.summary.additional_properties
+    counts = snapshot.summary.additional_properties
     return int(counts.get("total-records", 0)) - int(counts.get("total-position-deletes", 0))

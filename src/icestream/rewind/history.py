@@ -1,4 +1,4 @@
-"""A table's past as its snapshots tell it: which marker it had where; pure, metadata in.
+"""A table's history by its snapshots: which marker it had at which; pure, metadata in.
 
 A summary holds the ids of its commit and the partitions that moved. The whole marker of an older
 snapshot is put together from the summaries up to it and, for what expiry has hidden, from what has
@@ -18,16 +18,16 @@ from icestream.tables.marker import Counts, Loss, Marker
 from icestream.tables.metadata import Metadata
 
 # Losses after which positions mean other records than before, or none.
-_UNTOLD = ("recreated", "truncated", "deleted")
+_REUSED_AFTER = ("recreated", "truncated", "deleted")
 
 
 class _MarkerUnknown(Exception):
-    """Why a marker cannot be put together."""
+    """The marker of a snapshot cannot be put together; the text says why."""
 
 
 @dataclass(frozen=True)
 class TableHistory:
-    """One table, every retained snapshot of it, and the marker that counts now."""
+    """One table with every retained snapshot and its present marker."""
 
     table: str
     pipeline: str
@@ -38,22 +38,24 @@ class TableHistory:
     snapshots: Mapping[int, Snapshot]
 
     def ancestors(self, snapshot_id: int) -> tuple[Snapshot, ...]:
-        """From a snapshot back to the oldest that is retained, newest first."""
-        found: list[Snapshot] = []
-        at: int | None = snapshot_id
-        while at is not None and at in self.snapshots and len(found) < len(self.snapshots):
-            found.append(self.snapshots[at])
-            at = self.snapshots[at].parent_id
-        return tuple(found)
+        """List the snapshots from one back to its oldest retained ancestor, newest first."""
+        ancestors: list[Snapshot] = []
+        snapshot = self.snapshots.get(snapshot_id)
+        # The bound ends a ring, which only damaged metadata can hold.
+        while snapshot and len(ancestors) < len(self.snapshots):
+            ancestors.append(snapshot)
+            parent_id = snapshot.parent_id
+            snapshot = self.snapshots.get(parent_id) if parent_id is not None else None
+        return tuple(ancestors)
 
     def own_commits(self, snapshot_id: int) -> list[Snapshot]:
-        """Our commits on that way."""
-        return [step for step in self.ancestors(snapshot_id) if step.pipeline == self.pipeline]
+        """List this pipeline's commits among a snapshot and its ancestors, newest first."""
+        return [s for s in self.ancestors(snapshot_id) if s.pipeline == self.pipeline]
 
     def marker_at(self, snapshot_id: int) -> Marker:
-        """The marker as it was; counts of bad records are still those of today.
+        """Put together the marker at a snapshot; counts of bad records are still those of today.
 
-        Raises TableRefused, which names the oldest snapshot that can be reached.
+        Raises TableRefused, with the oldest snapshot that can be reached as its hint.
         """
         try:
             return self._marker_at(snapshot_id)
@@ -64,7 +66,7 @@ class TableHistory:
             ) from None
 
     def knows_marker_at(self, snapshot_id: int) -> bool:
-        """Whether the marker of a snapshot can be told."""
+        """Whether the marker at a snapshot can be put together."""
         try:
             self._marker_at(snapshot_id)
         except _MarkerUnknown:
@@ -79,15 +81,16 @@ class TableHistory:
         if tip is None:
             raise _MarkerUnknown("the commit that the marker speaks of has expired")
         newer = self.own_commits(tip.snapshot_id)
-        back, forth = not_among(newer, own), not_among(own, newer)
-        whole = own[-1].previous_id is None
-        if not whole and len(forth) == len(own):
+        # Usually the snapshot is an ancestor of the marker's commit, and nothing is `added`.
+        undone, added = not_among(newer, own), not_among(own, newer)
+        complete = own[-1].previous_id is None  # retained back to the first claim
+        if not complete and len(added) == len(own):
             raise _MarkerUnknown("its history has no commit in common with the table's")
-        self._refuse_other_records(newer, back)
-        landed = self.marker.counts.landed + _rows(forth) - _rows(back)
+        self._refuse_other_records(newer, undone)
+        landed = self.marker.counts.landed + _rows(added) - _rows(undone)
         newest = own[0]
-        positions = self._positions(own, back, whole)
-        mark = newest.summary.get(WATERMARK)
+        positions = self._positions(own, undone, complete)
+        watermark = newest.summary.get(WATERMARK)
         return replace(
             self.marker,
             generation=newest.number(GENERATION),
@@ -96,67 +99,69 @@ class TableHistory:
             sequence=newest.number(SEQUENCE),
             positions=positions,
             stream_ids={s: i for s, i in self.marker.stream_ids.items() if s in positions},
-            counts=replace(self.marker.counts, landed=_rows(own) if whole else landed),
-            watermark_ms=int(mark) if mark else None,
-            details=self._details(own, whole),
+            counts=replace(self.marker.counts, landed=_rows(own) if complete else landed),
+            watermark_ms=int(watermark) if watermark else None,
+            details=self._details(own, complete),
             losses=tuple(loss for loss in self.marker.losses if _was_accepted(loss, positions)),
         )
 
-    def _is_tip(self, step: Snapshot) -> bool:
-        return step.pipeline == self.pipeline and step.commit_id == self.marker.commit_id
+    def _is_tip(self, snapshot: Snapshot) -> bool:
+        return snapshot.pipeline == self.pipeline and snapshot.commit_id == self.marker.commit_id
 
     def _positions(
-        self, own: Sequence[Snapshot], back: Sequence[Snapshot], whole: bool
+        self, own: Sequence[Snapshot], undone: Sequence[Snapshot], complete: bool
     ) -> Positions:
+        """Find the positions after the commits `own`, of which the oldest may have expired."""
         known = flat_positions(own)
-        if not whole:
-            since = flat_positions(back)
-            for place, at in flat(self.marker.positions).items():
-                if place not in known and place in since:
+        if not complete:
+            moved_since = flat_positions(undone)
+            for partition, position in flat(self.marker.positions).items():
+                if partition not in known and partition in moved_since:
                     raise _MarkerUnknown(
-                        f"the position of {place[0]}/{place[1]} at that time has expired"
+                        f"the position of {partition[0]}/{partition[1]} at that time has expired"
                     )
-                known.setdefault(place, at)  # it has not moved since
-        gone = self._streams("deleted") - self.marker.positions.keys()
-        return nested({place: at for place, at in known.items() if place[0] not in gone})
+                known.setdefault(partition, position)  # it has not moved since
+        deleted = self._streams("deleted") - self.marker.positions.keys()
+        return nested({p: position for p, position in known.items() if p[0] not in deleted})
 
-    def _refuse_other_records(self, newer: Sequence[Snapshot], back: Sequence[Snapshot]) -> None:
-        """Before an accepted loss, the positions of its topic meant records that are gone."""
-        gone = self._streams("deleted") - self.marker.positions.keys()
-        hurt, left = self._streams(*_UNTOLD), {step.snapshot_id for step in back}
-        at: dict[tuple[str, int], int] = {}
-        for step in reversed(newer):
-            for (stream, number), position in flat(step.moved).items():
-                fell = position < at.get((stream, number), position)
-                if stream in hurt and step.snapshot_id in left and (fell or stream in gone):
+    def _refuse_other_records(self, newer: Sequence[Snapshot], undone: Sequence[Snapshot]) -> None:
+        """Before an accepted loss, the positions of its topic meant records that are lost."""
+        deleted = self._streams("deleted") - self.marker.positions.keys()
+        lossy, undone_ids = self._streams(*_REUSED_AFTER), {s.snapshot_id for s in undone}
+        current: dict[tuple[str, int], int] = {}
+        for snapshot in reversed(newer):
+            for (stream, partition), position in flat(snapshot.moved).items():
+                fell = position < current.get((stream, partition), position)
+                is_undone = snapshot.snapshot_id in undone_ids
+                if stream in lossy and is_undone and (fell or stream in deleted):
                     raise _MarkerUnknown(
                         f"`{stream}` was deleted, created again or truncated after it, and its "
                         "records cannot be read again"
                     )
-                at[stream, number] = position
+                current[stream, partition] = position
 
     def _streams(self, *kinds: str) -> set[str]:
         return {loss.stream for loss in self.marker.losses if loss.kind in kinds}
 
-    def _details(self, own: Sequence[Snapshot], whole: bool) -> Mapping[str, str]:
-        """The list of a folder's files is named by the commit that last moved the position."""
+    def _details(self, own: Sequence[Snapshot], complete: bool) -> Mapping[str, str]:
+        """Name the position list of a folder: that of the commit that last moved the position."""
         if "ledger" not in self.marker.details:
             return self.marker.details
-        moved = next((step for step in own if step.moved), None)
+        moved = next((snapshot for snapshot in own if snapshot.moved), None)
         if moved:
             return {**self.marker.details, "ledger": f"positions-{moved.commit_id}.jsonl"}
-        rest = {key: value for key, value in self.marker.details.items() if key != "ledger"}
-        return rest if whole else self.marker.details
+        others = {key: value for key, value in self.marker.details.items() if key != "ledger"}
+        return others if complete else self.marker.details
 
     def _oldest(self) -> str:
-        for step in reversed(self.own_commits(self.current_id)):
-            if self.knows_marker_at(step.snapshot_id):
-                return f"the oldest that can be reached is {step.snapshot_id}"
+        for snapshot in reversed(self.own_commits(self.current_id)):
+            if self.knows_marker_at(snapshot.snapshot_id):
+                return f"the oldest that can be reached is {snapshot.snapshot_id}"
         return "no snapshot of it can be reached"
 
 
 def table_history(metadata: Metadata, table: str, pipeline: str) -> TableHistory:
-    """Read a table's metadata; raises TableRefused when there is nothing to go back in."""
+    """Read the history from a table's metadata; raises TableRefused when it has no marker."""
     state = table_state(metadata, pipeline)
     if marker_status(state) is MarkerStatus.REPLACED:
         raise refusal(table, MarkerStatus.REPLACED, state)
@@ -172,14 +177,14 @@ def table_history(metadata: Metadata, table: str, pipeline: str) -> TableHistory
         current_id=metadata.snapshot_id,
         last_sequence=state.last_sequence,
         location=metadata.location,
-        snapshots={each.snapshot_id: each for each in metadata.snapshots},
+        snapshots={snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots},
     )
 
 
 def marker_after_rewind(
     past: TableHistory, then: Marker, counts: Counts, generation: int, ids: tuple[str, str]
 ) -> Marker:
-    """The marker that goes on from `then`: next in its chain, of a generation of its own."""
+    """Make the marker that follows `then`: next in its chain, of a generation of its own."""
     run_id, commit_id = ids
     return replace(
         then,
@@ -193,26 +198,26 @@ def marker_after_rewind(
     )
 
 
-def not_among(steps: Iterable[Snapshot], others: Iterable[Snapshot]) -> list[Snapshot]:
-    """Those that are not among the others."""
-    known = {step.snapshot_id for step in others}
-    return [step for step in steps if step.snapshot_id not in known]
+def not_among(snapshots: Iterable[Snapshot], others: Iterable[Snapshot]) -> list[Snapshot]:
+    """List the snapshots that are not among the others."""
+    known = {snapshot.snapshot_id for snapshot in others}
+    return [snapshot for snapshot in snapshots if snapshot.snapshot_id not in known]
 
 
 def flat_positions(newest_first: Sequence[Snapshot]) -> dict[tuple[str, int], int]:
-    """Where these commits together have moved each partition that they mention."""
-    found: dict[tuple[str, int], int] = {}
-    for step in reversed(newest_first):
-        found.update(flat(step.moved))
-    return found
+    """Return the last position of each partition that these commits moved."""
+    positions: dict[tuple[str, int], int] = {}
+    for snapshot in reversed(newest_first):
+        positions.update(flat(snapshot.moved))
+    return positions
 
 
-def _rows(steps: Iterable[Snapshot]) -> int:
-    return sum(step.records for step in steps)
+def _rows(snapshots: Iterable[Snapshot]) -> int:
+    return sum(snapshot.records for snapshot in snapshots)
 
 
 def _was_accepted(loss: Loss, positions: Positions) -> bool:
-    """Whether a loss was accepted by then: the position has passed its range."""
-    if loss.kind in _UNTOLD or loss.stop is None:
+    """Whether a loss was accepted before these positions: they are behind its range."""
+    if loss.kind in _REUSED_AFTER or loss.stop is None:
         return True
     return positions.get(loss.stream, {}).get(loss.partition, -1) >= loss.stop

@@ -1,4 +1,4 @@
-"""The plan of a rewind: where each table goes, what it leaves behind, what is read again; pure."""
+"""The plan of a rewind: each table's new snapshot, what it leaves, what is read again; pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ from icestream.rewind.history import TableHistory, not_among
 from icestream.tables.commits import Snapshot
 from icestream.tables.marker import Counts, Marker
 
-# (snapshot of a quarantine table, positions) → its rows below them
+# Takes a snapshot of a quarantine table and positions; returns how many of its rows are below.
 CountBelow = Callable[[int, Positions], int]
 
 
 @dataclass(frozen=True)
 class RewindTarget:
-    """Where to: a moment, or one snapshot of one table."""
+    """What a rewind goes back to: a time, or one snapshot of one table."""
 
     time_ms: int | None = None
     snapshot_id: int | None = None
@@ -29,7 +29,7 @@ class RewindTarget:
 
 @dataclass(frozen=True)
 class PartitionMove:
-    """The next position of one partition, before and after; None: not known there."""
+    """The next position of one partition before and after a rewind; None: the marker has none."""
 
     stream: str
     partition: int
@@ -39,7 +39,7 @@ class PartitionMove:
 
 @dataclass(frozen=True)
 class TableRewind:
-    """One table of the plan."""
+    """One table of the plan: its snapshot, rows and positions before and after."""
 
     table: str
     changes: bool  # False: it is there already, or cannot go and need not
@@ -73,7 +73,7 @@ class RewindPlan:
 
 
 def plan_table(past: TableHistory, target: RewindTarget) -> TableRewind:
-    """Where a table goes; raises TableRefused when it cannot."""
+    """Plan one table; raises TableRefused when it cannot go back there."""
     if target.time_ms is not None:
         snapshot_id, notes = _snapshot_at(past, target.time_ms)
     else:
@@ -88,44 +88,44 @@ def plan_table(past: TableHistory, target: RewindTarget) -> TableRewind:
 
 
 def plan_quarantine(
-    aside: TableHistory, table: TableHistory, planned: TableRewind, below: CountBelow | None
+    quarantine: TableHistory, table: TableHistory, planned: TableRewind, below: CountBelow | None
 ) -> tuple[TableRewind, int]:
-    """Where a quarantine goes with its table; → also how many bad records the table counts then.
+    """Plan a quarantine with its table. Returns also how many bad records the table then counts.
 
     It may stay ahead, since its marker only trims, but may never lack a record below the table's
     position: nobody would read that again. `below` counts rows by offset; None: nobody can.
     """
     limit = planned.marker.positions
-    base = _last_shared_commit(aside, table, planned)
+    base = _last_shared_commit(quarantine, table, planned)
     if base is None:
         note = "its older snapshots have expired: it stays, with bad records that come again"
-        at_least = table.marker.counts.quarantined - sum(
-            step.records for step in _commits_with_rows(aside)
+        retained = sum(commit.records for commit in _commits_with_rows(quarantine))
+        expired = max(0, table.marker.counts.quarantined - retained)
+        return _plan_to_stay(quarantine, note), (
+            below(quarantine.current_id, limit) if below else expired
         )
-        counted = below(aside.current_id, limit) if below else max(0, at_least)
-        return _plan_to_stay(aside, note), counted
-    loose = _unmatched_commits(aside, table, base)
+    unmatched = _unmatched_commits(quarantine, table, base)
     # A batch that was planned again, or died, between its two commits: the table made it later.
-    for step in [each for each in loose if _is_within(aside, each, limit)]:
-        base, loose = step, loose[loose.index(step) + 1 :]
-    counted = aside.marker_at(base.snapshot_id).counts.landed
-    if not loose:
-        return _plan(aside, _newest_with_rows_of(aside, base), []), counted
+    for commit in [c for c in unmatched if _is_within(quarantine, c, limit)]:
+        base, unmatched = commit, unmatched[unmatched.index(commit) + 1 :]
+    count = quarantine.marker_at(base.snapshot_id).counts.landed
+    if not unmatched:
+        return _plan(quarantine, _newest_with_rows_of(quarantine, base), []), count
     # The target lies inside such a batch, or before it: only the rows themselves can tell.
-    choice = [base, *loose]
-    chosen = choice[-1]
+    candidates = [base, *unmatched]
+    chosen = candidates[-1]
     if below:
-        rows = [below(step.snapshot_id, limit) for step in choice]
-        counted = max(rows)
-        chosen = choice[rows.index(counted)]
+        rows = [below(commit.snapshot_id, limit) for commit in candidates]
+        count = max(rows)
+        chosen = candidates[rows.index(count)]
     notes = [] if chosen is base else ["a run died here: it keeps bad records that come again"]
-    return _plan(aside, _newest_with_rows_of(aside, chosen), notes), counted
+    return _plan(quarantine, _newest_with_rows_of(quarantine, chosen), notes), count
 
 
 def counts_at(
     past: TableHistory, plan: TableRewind, quarantined: int | None, by_offsets: bool
 ) -> Counts:
-    """The counts as they were, as far as they are told: a summary counts no bad records.
+    """Return the counts at the plan's snapshot, as far as known: summaries count no bad records.
 
     Dropped ones are at most as many as today, and no more than the positions leave room for.
     """
@@ -137,22 +137,22 @@ def counts_at(
         return counts
     first = past.own_commits(plan.to_snapshot)[-1]
     start = flat(first.moved) if first.previous_id is None else {}
-    width = sum(at - start.get(place, 0) for place, at in flat(then.positions).items())
+    width = sum(stop - start.get(key, 0) for key, stop in flat(then.positions).items())
     room = max(0, width - counts.landed - counts.quarantined)
     return replace(counts, dropped=min(counts.dropped, room))
 
 
 def moment(at_ms: int) -> str:
-    """A time for people, to the millisecond that snapshots have."""
+    """Format a time for people, with the milliseconds that snapshots have."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _snapshot_at(past: TableHistory, time_ms: int) -> tuple[int, list[str]]:
-    """The snapshot that a table had then, seen from where it is now."""
-    way = past.ancestors(past.current_id)
-    there = next((step for step in way if step.at_ms <= time_ms), None)
-    if there and past.own_commits(there.snapshot_id):
-        return there.snapshot_id, []
+    """Find the ancestor of the current snapshot that the table had at a time, with notes on it."""
+    ancestors = past.ancestors(past.current_id)
+    then = next((snapshot for snapshot in ancestors if snapshot.at_ms <= time_ms), None)
+    if then and past.own_commits(then.snapshot_id):
+        return then.snapshot_id, []
     own = past.own_commits(past.current_id)
     if own and own[-1].previous_id is None:
         note = "this pipeline came to the table after that: back to its beginning"
@@ -167,46 +167,46 @@ def _snapshot_at(past: TableHistory, time_ms: int) -> tuple[int, list[str]]:
 
 def _plan(past: TableHistory, snapshot_id: int, notes: Sequence[str]) -> TableRewind:
     then = past.marker_at(snapshot_id)
-    there, here = past.ancestors(snapshot_id), past.ancestors(past.current_id)
-    left, gained = not_among(here, there), not_among(there, here)
-    _refuse_others(past, [*left, *gained], snapshot_id)
-    told = [*notes, *_foreign(left)]
+    after, before = past.ancestors(snapshot_id), past.ancestors(past.current_id)
+    left_behind, regained = not_among(before, after), not_among(after, before)
+    _refuse_others(past, [*left_behind, *regained], snapshot_id)
+    all_notes = [*notes, *_foreign_notes(left_behind)]
     own = past.own_commits(past.current_id)
-    settled = bool(own) and own[0].commit_id == past.marker.commit_id
-    same = then.positions == past.marker.positions and not any(
-        step.operation != "replace" and (step.number("added-records") or _deletes(step))
-        for step in (*left, *gained)
+    is_at_marker = bool(own) and own[0].commit_id == past.marker.commit_id
+    same_rows = then.positions == past.marker.positions and not any(
+        snapshot.operation != "replace" and (snapshot.number("added-records") or _deletes(snapshot))
+        for snapshot in (*left_behind, *regained)
     )
-    if not settled:
-        told.append("somebody has rolled it back by hand: its position follows")
+    if not is_at_marker:
+        all_notes.append("somebody has rolled it back by hand: its position follows")
     return TableRewind(
         table=past.table,
-        changes=not (settled and same),
+        changes=not (is_at_marker and same_rows),
         from_snapshot=past.current_id,
         to_snapshot=snapshot_id,
         to_commit=then.commit_id,
         to_time_ms=past.snapshots[snapshot_id].at_ms,
         rows_before=past.marker.counts.landed,
         rows_after=then.counts.landed,
-        snapshots_left=len(left),
+        snapshots_left=len(left_behind),
         positions=_partition_moves(past.marker.positions, then.positions),
-        notes=tuple(told),
+        notes=tuple(all_notes),
         marker=then,
     )
 
 
 def _plan_to_stay(past: TableHistory, note: str) -> TableRewind:
-    """Where it is, with the marker that it has, even if no commit of ours is retained."""
+    """Plan that a table stays, with its marker, even if none of its own commits is retained."""
     if past.knows_marker_at(past.current_id):
         return _plan(past, past.current_id, [note])
-    here, rows = past.snapshots[past.current_id], past.marker.counts.landed
+    current, rows = past.snapshots[past.current_id], past.marker.counts.landed
     return TableRewind(
         table=past.table,
         changes=False,
         from_snapshot=past.current_id,
         to_snapshot=past.current_id,
         to_commit=past.marker.commit_id,
-        to_time_ms=here.at_ms,
+        to_time_ms=current.at_ms,
         rows_before=rows,
         rows_after=rows,
         snapshots_left=0,
@@ -217,8 +217,8 @@ def _plan_to_stay(past: TableHistory, note: str) -> TableRewind:
 
 
 def _refuse_others(past: TableHistory, crossed: Sequence[Snapshot], snapshot_id: int) -> None:
-    """Another pipeline's rows would go, and its marker would not."""
-    others = {step.pipeline for step in crossed if step.pipeline not in (None, past.pipeline)}
+    """Refuse to remove another pipeline's rows: its marker would stay as it is."""
+    others = {snapshot.pipeline for snapshot in crossed} - {None, past.pipeline}
     if others:
         raise TableRefused(
             f"table `{past.table}` cannot go back to snapshot {snapshot_id}: "
@@ -227,84 +227,86 @@ def _refuse_others(past: TableHistory, crossed: Sequence[Snapshot], snapshot_id:
         )
 
 
-def _foreign(left: Sequence[Snapshot]) -> list[str]:
-    theirs = [step for step in left if step.pipeline is None and step.operation != "replace"]
-    if not theirs:
+def _foreign_notes(left_behind: Sequence[Snapshot]) -> list[str]:
+    foreign = [s for s in left_behind if s.pipeline is None and s.operation != "replace"]
+    if not foreign:
         return []
-    added = sum(step.number("added-records") for step in theirs)
-    deleted = sum(_deletes(step) for step in theirs)
-    told = f"{len(theirs)} snapshots of others are left behind and NOT made again"
-    return [f"{told}: {added} rows added, {deleted} deleted"]
+    added = sum(snapshot.number("added-records") for snapshot in foreign)
+    deleted = sum(_deletes(snapshot) for snapshot in foreign)
+    note = f"{len(foreign)} snapshots of others are left behind and NOT made again"
+    return [f"{note}: {added} rows added, {deleted} deleted"]
 
 
-def _deletes(step: Snapshot) -> int:
+def _deletes(snapshot: Snapshot) -> int:
     keys = ("deleted-records", "added-position-deletes", "added-equality-deletes")
-    return sum(step.number(key) for key in keys)
+    return sum(snapshot.number(key) for key in keys)
 
 
 def _last_shared_commit(
-    aside: TableHistory, table: TableHistory, planned: TableRewind
+    quarantine: TableHistory, table: TableHistory, planned: TableRewind
 ) -> Snapshot | None:
-    """The quarantine's last commit for what its table has; both bear the same commit id."""
-    filled = {step.commit_id: step for step in _commits_with_rows(aside)}
-    way = table.own_commits(planned.to_snapshot)
-    for step in way:
-        if step.commit_id in filled:
-            found = filled[step.commit_id]
-            return found if aside.knows_marker_at(found.snapshot_id) else None
+    """Find the quarantine's last commit of a batch that the table has then, by its commit id."""
+    with_rows = {commit.commit_id: commit for commit in _commits_with_rows(quarantine)}
+    own = table.own_commits(planned.to_snapshot)
+    for commit in own:
+        if shared := with_rows.get(commit.commit_id):
+            return shared if quarantine.knows_marker_at(shared.snapshot_id) else None
     # Nothing bad came since the oldest commit that is retained: what is older lies below it.
-    oldest = way[-1].snapshot_id
+    oldest = own[-1].snapshot_id
     bound = table.marker_at(oldest) if table.knows_marker_at(oldest) else planned.marker
-    own = aside.own_commits(aside.current_id)
-    return next((step for step in own if _is_within(aside, step, bound.positions)), None)
+    commits = quarantine.own_commits(quarantine.current_id)
+    return next((c for c in commits if _is_within(quarantine, c, bound.positions)), None)
 
 
-def _is_within(aside: TableHistory, step: Snapshot, limit: Positions) -> bool:
-    """Whether a quarantine has seen no more at this commit than these positions."""
-    if not aside.knows_marker_at(step.snapshot_id):
+def _is_within(quarantine: TableHistory, commit: Snapshot, limit: Positions) -> bool:
+    """Whether a quarantine's positions at a commit are nowhere above the limit."""
+    if not quarantine.knows_marker_at(commit.snapshot_id):
         return False
-    reached, bound = flat(aside.marker_at(step.snapshot_id).positions), flat(limit)
-    return all(at <= bound.get(place, 0) for place, at in reached.items())
+    positions = flat(quarantine.marker_at(commit.snapshot_id).positions)
+    bounds = flat(limit)
+    return all(position <= bounds.get(key, 0) for key, position in positions.items())
 
 
-def _unmatched_commits(aside: TableHistory, table: TableHistory, base: Snapshot) -> list[Snapshot]:
-    """Commits of a quarantine right after `base` that its table, as far as is known, never made."""
-    made = {step.commit_id for step in table.snapshots.values()}
-    found = []
-    for step in _commits_with_rows(aside):
-        since: list[Snapshot] = []
-        for each in aside.own_commits(step.snapshot_id):
-            if each.snapshot_id == base.snapshot_id:
-                if not any(one.commit_id in made for one in since if one.records):
-                    found.append(step)
+def _unmatched_commits(
+    quarantine: TableHistory, table: TableHistory, base: Snapshot
+) -> list[Snapshot]:
+    """List quarantine commits after `base` without a table commit of the same id.
+
+    A run died, or planned the batch again, between the two.
+    """
+    table_commits = {snapshot.commit_id for snapshot in table.snapshots.values()}
+    unmatched = []
+    for commit in _commits_with_rows(quarantine):
+        since_base: list[Snapshot] = []
+        for ancestor in quarantine.own_commits(commit.snapshot_id):
+            if ancestor.snapshot_id == base.snapshot_id:
+                if not any(c.commit_id in table_commits for c in since_base if c.records):
+                    unmatched.append(commit)
                 break
-            since.append(each)
-    return [step for step in found if step.snapshot_id != base.snapshot_id]
+            since_base.append(ancestor)
+    return [commit for commit in unmatched if commit.snapshot_id != base.snapshot_id]
 
 
-def _newest_with_rows_of(past: TableHistory, step: Snapshot) -> int:
-    """The newest snapshot of the table's history before rows were added to those of `step`."""
+def _newest_with_rows_of(past: TableHistory, commit: Snapshot) -> int:
+    """Find the newest snapshot in the table's history with no more rows than at `commit`."""
     own = past.own_commits(past.current_id)
-    at = next((n for n, each in enumerate(own) if each.snapshot_id == step.snapshot_id), None)
-    if at is None:
-        return step.snapshot_id
-    filled = [each for each in own[:at] if each.records]
-    before = filled[-1].parent_id if filled else past.current_id
+    ids = [snapshot.snapshot_id for snapshot in own]
+    if commit.snapshot_id not in ids:
+        return commit.snapshot_id
+    later = [snapshot for snapshot in own[: ids.index(commit.snapshot_id)] if snapshot.records]
+    before = later[-1].parent_id if later else past.current_id
     assert before is not None, "an older commit is on the way"
     return before
 
 
 def _commits_with_rows(past: TableHistory) -> list[Snapshot]:
-    """Every retained commit of ours that added rows, oldest first."""
-    own = [
-        step for step in past.snapshots.values() if step.pipeline == past.pipeline and step.records
-    ]
-    return sorted(own, key=lambda step: step.at_ms)
+    """List this pipeline's retained commits that added rows, oldest first."""
+    own = [s for s in past.snapshots.values() if s.pipeline == past.pipeline and s.records]
+    return sorted(own, key=lambda snapshot: snapshot.at_ms)
 
 
 def _partition_moves(now: Positions, then: Positions) -> tuple[PartitionMove, ...]:
     before, after = flat(now), flat(then)
     return tuple(
-        PartitionMove(*place, before.get(place), after.get(place))
-        for place in sorted({*before, *after})
+        PartitionMove(*key, before.get(key), after.get(key)) for key in sorted({*before, *after})
     )

@@ -1,4 +1,4 @@
-"""The tables of a rewind: looked at, planned, and moved one after the other; no JVM."""
+"""Rewinds tables: load and plan all of them, then commit one after the other; no JVM."""
 
 import time
 import uuid
@@ -27,16 +27,16 @@ from icestream.rewind.plan import (
 )
 from icestream.rewind.replay import losses_of
 from icestream.tables.design import quarantine_name
-from icestream.tables.inventory import routed_tables, translate_catalog_errors
+from icestream.tables.inventory import first_line, routed_tables, translate_catalog_errors
 from icestream.tables.marker import Counts, property_name
 from icestream.tables.metadata import Metadata
 
-_ATTEMPTS = 5  # a run that is still at work may commit between our look and our commit
+_ATTEMPTS = 5  # a run that is still at work may commit between our load and our commit
 
 
 @dataclass(frozen=True)
 class LoadedTable:
-    """One table at one moment."""
+    """One table as the catalog returned it, and its history."""
 
     table: Table
     history: TableHistory
@@ -44,10 +44,10 @@ class LoadedTable:
 
 @dataclass(frozen=True)
 class PreparedRewind:
-    """A plan, and what carrying it out takes."""
+    """A plan, and what its commits need."""
 
     plan: RewindPlan
-    seen: Mapping[str, LoadedTable]
+    tables: Mapping[str, LoadedTable]  # of the pipeline, quarantines included, by name
     counts: Mapping[str, Counts]
     generation: int  # above that of every table of the pipeline
 
@@ -55,92 +55,96 @@ class PreparedRewind:
 def plan_rewind(
     config: PipelineConfig, target: RewindTarget, only: str | None = None
 ) -> RewindPlan:
-    """What a rewind would do; writes nothing. A source that is away becomes a note."""
+    """Plan a rewind; writes nothing. A source that does not answer becomes a note."""
     with translate_catalog_errors(config.catalog.name):
-        ready = _prepare(config, _open(config), target, only)
+        prepared = _prepare(config, _open(config), target, only)
     try:
-        return replace(ready.plan, lost=_losses(config, ready))
+        return replace(prepared.plan, lost=_losses(config, prepared))
     except Unreachable as failure:
         note = f"whether the source still has the records was not checked: {failure.what}"
-        return replace(ready.plan, notes=(*ready.plan.notes, note))
+        return replace(prepared.plan, notes=(*prepared.plan.notes, note))
 
 
 def rewind(
     config: PipelineConfig, target: RewindTarget, only: str | None = None, accept_loss: bool = False
 ) -> RewindPlan:
-    """Do it; → what was done. A repetition finishes what a failure has left undone."""
-    run_id, tried, first = uuid.uuid4().hex, 0, None
+    """Rewind tables. Returns what was done; to repeat it finishes what a failure left undone."""
+    run_id, attempts, plan = uuid.uuid4().hex, 0, None
     with translate_catalog_errors(config.catalog.name):
         catalog = _open(config)
         while True:
-            ready = _prepare(config, catalog, target, only)
-            if first is None:
-                first = ready.plan
+            prepared = _prepare(config, catalog, target, only)
+            if plan is None:  # what is reported: a later attempt plans only what is left to do
+                plan = prepared.plan
                 if not accept_loss:
-                    _refuse_loss(config, ready)
+                    _refuse_loss(config, prepared)
             try:
-                _commit_all(config.name, catalog, ready, run_id)
-                return replace(first, done=True)
+                _commit_all(config.name, catalog, prepared, run_id)
+                return replace(plan, done=True)
             except (CommitFailedException, CommitStateUnknownException) as failure:
-                tried += 1
-                if tried == _ATTEMPTS:
+                attempts += 1
+                if attempts == _ATTEMPTS:
                     raise GaveUp(
-                        f"pipeline `{config.name}`: {tried} commits failed: "
-                        + str(failure).splitlines()[0][:200],
+                        f"pipeline `{config.name}`: {attempts} commits failed: "
+                        f"{first_line(failure)}",
                         hint="stop the pipeline and rewind again: what is done stays done",
                     ) from None
-            time.sleep(0.1 * 2**tried)  # what landed all the same is seen by the next look
+            time.sleep(0.1 * 2**attempts)  # a commit that landed all the same is loaded next time
 
 
 def _open(config: PipelineConfig) -> Catalog:
-    opened = catalog_for(config.catalog)
-    opened.check()
-    return opened.open()
+    adapter = catalog_for(config.catalog)
+    adapter.check()
+    return adapter.open()
 
 
 def _prepare(
     config: PipelineConfig, catalog: Catalog, target: RewindTarget, only: str | None
 ) -> PreparedRewind:
-    """Look at every table of the pipeline and plan those that are to go."""
+    """Load every table of the pipeline, and plan those that the target concerns."""
     names = [name for name, _ in routed_tables(config, catalog)]
     if only is not None and only not in names:
         raise UsageError(
             f"`{only}` is no table of pipeline `{config.name}`",
             hint=f"its tables: {', '.join(names)}; a quarantine goes with its table",
         )
-    seen = {
-        name: found
+    tables = {
+        name: loaded
         for table in names
         for name in (table, quarantine_name(table))
-        if (found := _load_table(config, catalog, name))
+        if (loaded := _load_table(config, catalog, name))
     }
+    # Of a folder a position counts ledger entries, and `_src_offset` is a byte in a file: rows
+    # below a position cannot be counted.
     by_offsets = config.source.type != "files"
     plans: dict[str, TableRewind] = {}
     counts: dict[str, Counts] = {}
-    for name in _chosen(config, [name for name in names if name in seen], seen, target, only):
-        past, bad = seen[name].history, None
-        _refuse_version(name, seen[name].table)
+    claimed = [name for name in names if name in tables]
+    for name in _chosen(config, claimed, tables, target, only):
+        past, bad = tables[name].history, None
+        _refuse_version(name, tables[name].table)
         plan = plans[name] = plan_table(past, target)
-        if aside := seen.get(quarantine_name(name)):
-            _refuse_version(quarantine_name(name), aside.table)
-            below = partial(rows_below, aside.table) if by_offsets else None
-            along, bad = plan_quarantine(aside.history, past, plan, below)
-            plans[along.table], counts[along.table] = along, along.marker.counts
+        if quarantine := tables.get(quarantine_name(name)):
+            _refuse_version(quarantine_name(name), quarantine.table)
+            below = partial(rows_below, quarantine.table) if by_offsets else None
+            bad_plan, bad = plan_quarantine(quarantine.history, past, plan, below)
+            plans[bad_plan.table], counts[bad_plan.table] = bad_plan, bad_plan.marker.counts
         counts[name] = counts_at(past, plan, bad, by_offsets)
     # A table before its quarantine: one that is ahead, should we die in between, is safe.
     ordered = tuple(plans[name] for name in sorted(plans))
-    generation = 1 + max((each.history.marker.generation for each in seen.values()), default=0)
-    return PreparedRewind(RewindPlan(config.name, str(target), ordered), seen, counts, generation)
+    generations = [loaded.history.marker.generation for loaded in tables.values()]
+    plan_of_all = RewindPlan(config.name, str(target), ordered)
+    return PreparedRewind(plan_of_all, tables, counts, 1 + max(generations, default=0))
 
 
 def _load_table(config: PipelineConfig, catalog: Catalog, name: str) -> LoadedTable | None:
-    """A table of ours; None if it does not exist or no run has claimed it yet."""
+    """Load a table; None if it does not exist or no run of this pipeline has claimed it."""
     if not catalog.table_exists(name):
         return None
     table = catalog.load_table(name)
     metadata = Metadata.of(table)
-    own = any(snapshot.pipeline == config.name for snapshot in metadata.snapshots)
-    if not own and property_name(config.name) not in table.properties:
+    has_own = any(snapshot.pipeline == config.name for snapshot in metadata.snapshots)
+    if not has_own and property_name(config.name) not in table.properties:
         return None
     return LoadedTable(table, table_history(metadata, name, config.name))
 
@@ -156,33 +160,33 @@ def _refuse_version(name: str, table: Table) -> None:
 
 def _chosen(
     config: PipelineConfig,
-    tables: list[str],
-    seen: Mapping[str, LoadedTable],
+    names: list[str],
+    tables: Mapping[str, LoadedTable],
     target: RewindTarget,
     only: str | None,
 ) -> list[str]:
-    """Every table for a time, unless one is named; for a snapshot the one that has it."""
+    """Choose every table for a time, unless one is named; for a snapshot the one that has it."""
     if only is not None:
-        if only not in seen:
+        if only not in tables:
             raise TableRefused(
                 f"table `{only}` has no marker of pipeline `{config.name}`",
                 hint="no run has claimed it yet: there is nothing to go back to",
             )
         return [only]
     if target.snapshot_id is None:
-        if not tables:
+        if not names:
             raise TableRefused(
                 f"pipeline `{config.name}` has no tables yet",
                 hint="there is nothing to go back to",
             )
-        return tables
-    having = [name for name in seen if target.snapshot_id in seen[name].history.snapshots]
+        return names
+    having = [name for name in tables if target.snapshot_id in tables[name].history.snapshots]
     if not having:
         raise TableRefused(
             f"no table of pipeline `{config.name}` has a snapshot {target.snapshot_id}",
             hint="it may have expired; every engine shows the snapshots of a table",
         )
-    if having[0] not in tables:
+    if having[0] not in names:
         raise UsageError(
             f"snapshot {target.snapshot_id} is one of `{having[0]}`",
             hint="a quarantine goes with its table: name a snapshot of that, or a time",
@@ -190,18 +194,16 @@ def _chosen(
     return having
 
 
-def _losses(config: PipelineConfig, ready: PreparedRewind) -> tuple[str, ...]:
-    """What cannot be read again; a quarantine's records are read for its table."""
-    names = {quarantine_name(name) for name in ready.seen}
-    return losses_of(
-        config,
-        [(ready.seen[p.table].history, p) for p in ready.plan.tables if p.table not in names],
-    )
+def _losses(config: PipelineConfig, prepared: PreparedRewind) -> tuple[str, ...]:
+    """Find what cannot be read again; a quarantine's records are read with those of its table."""
+    quarantines = {quarantine_name(name) for name in prepared.tables}
+    plans = [plan for plan in prepared.plan.tables if plan.table not in quarantines]
+    return losses_of(config, [(prepared.tables[plan.table].history, plan) for plan in plans])
 
 
-def _refuse_loss(config: PipelineConfig, ready: PreparedRewind) -> None:
+def _refuse_loss(config: PipelineConfig, prepared: PreparedRewind) -> None:
     try:
-        lost = _losses(config, ready)
+        lost = _losses(config, prepared)
     except Unreachable as failure:
         raise Unreachable(
             f"whether the source still has the records cannot be told: {failure.what}",
@@ -218,24 +220,23 @@ def _refuse_loss(config: PipelineConfig, ready: PreparedRewind) -> None:
         )
 
 
-def _commit_all(pipeline: str, catalog: Catalog, ready: PreparedRewind, run_id: str) -> None:
-    for plan in ready.plan.moves:
-        seen = ready.seen[plan.table]
+def _commit_all(pipeline: str, catalog: Catalog, prepared: PreparedRewind, run_id: str) -> None:
+    for plan in prepared.plan.moves:
+        loaded = prepared.tables[plan.table]
         ids = (run_id, uuid.uuid4().hex)
-        counts = ready.counts[plan.table]
-        marker = marker_after_rewind(seen.history, plan.marker, counts, ready.generation, ids)
+        counts = prepared.counts[plan.table]
+        marker = marker_after_rewind(loaded.history, plan.marker, counts, prepared.generation, ids)
         rewind = RewindCommit(plan.from_snapshot, plan.to_snapshot, plan.marker.positions, marker)
-        commit_rewind(catalog, seen.table, rewind)
+        commit_rewind(catalog, loaded.table, rewind)
 
 
 def rows_below(table: Table, snapshot_id: int, limit: Positions) -> int:
-    """Rows of a quarantine table below these positions."""
+    """Count the rows of a quarantine table below these positions."""
     scan = table.scan(snapshot_id=snapshot_id, selected_fields=("topic", "partition", "offset"))
-    found = 0
+    count = 0
     for batch in scan.to_arrow_batch_reader():
-        for (stream, number), at in flat(limit).items():
-            own = pc.and_(
-                pc.equal(batch.column("topic"), stream), pc.equal(batch.column("partition"), number)
-            )
-            found += pc.sum(pc.and_(own, pc.less(batch.column("offset"), at))).as_py() or 0
-    return found
+        topics, partitions, offsets = batch.select(["topic", "partition", "offset"]).columns
+        for (stream, partition), position in flat(limit).items():
+            is_partition = pc.and_(pc.equal(topics, stream), pc.equal(partitions, partition))
+            count += pc.sum(pc.and_(is_partition, pc.less(offsets, position))).as_py() or 0
+    return count

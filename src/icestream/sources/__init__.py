@@ -33,7 +33,7 @@ class StartPositions:
 
 @dataclass(frozen=True)
 class LossReport:
-    """What a source can no longer give; the streams concerned go on at `resume` or are gone."""
+    """Positions that a source can no longer give; its streams go on at `resume`, or are deleted."""
 
     lost: tuple[Loss, ...] = ()
     resume: Positions = field(default_factory=dict)
@@ -41,19 +41,19 @@ class LossReport:
 
 
 class RecordReader(Protocol):
-    """Runs in a task: what Spark delivered → record batches in the shape of RECORDS; picklable."""
+    """Runs in a task: turns what Spark delivered into batches of RECORDS; picklable."""
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Raise SourceChanged when the source contradicts what was planned."""
+        """Yield the records; raises SourceChanged when the source is not as it was planned."""
         ...
 
 
-# Brings one batch in; the number is that of the offset log.
+# Called with each batch: its DataFrame, and its number in the offset log.
 BatchHandler = Callable[["DataFrame", int], None]
 
 
 class Query(Protocol):
-    """A stream on its way, as Spark's StreamingQuery."""
+    """A started stream: as much of Spark's StreamingQuery as a run needs."""
 
     @property
     def isActive(self) -> bool:  # noqa: N802 (Spark's names)
@@ -61,24 +61,24 @@ class Query(Protocol):
         ...
 
     def exception(self) -> BaseException | None:
-        """What ended it, if anything went wrong."""
+        """The error that ended the query, if one did."""
         ...
 
     def processAllAvailable(self) -> None:  # noqa: N802
-        """Return when nothing new is there; raises what ended it."""
+        """Return when the source has nothing new; raises the error that ended the query."""
         ...
 
     def awaitTermination(self) -> bool | None:  # noqa: N802
-        """Return when it has ended; raises what ended it."""
+        """Return when the query has ended; raises the error that ended it."""
         ...
 
     def stop(self) -> None:
-        """No batch begins any more."""
+        """Begin no further batch."""
         ...
 
 
 class Stream(Protocol):
-    """What a source opens: batches from a position on, once it is started."""
+    """What `Source.open` returns: batches from a position on, once it is started."""
 
     def start(self, name: str, handle: BatchHandler, checkpoint: Path, interval: float) -> Query:
         """Log each batch's end to `checkpoint/offsets/` as Spark does, then hand it over."""
@@ -93,7 +93,7 @@ class SparkStream:
     ends: bool  # at what is there when it starts
 
     def start(self, name: str, handle: BatchHandler, checkpoint: Path, interval: float) -> Query:
-        """Spark's foreachBatch."""
+        """Start Spark's foreachBatch."""
         trigger: dict[str, Any] = {"processingTime": f"{int(interval * 1000)} milliseconds"}
         if self.ends:
             trigger = {"availableNow": True}
@@ -121,20 +121,20 @@ class Source(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise SetupError or Unreachable when it cannot be read from here."""
+        """Raise SetupError or Unreachable when the source cannot be read from here."""
 
     @abstractmethod
     def known_topics(self) -> Sequence[str]:
-        """Topics that are known before anything is read; may be none."""
+        """List the topics that are known before anything is read; may be none."""
 
     @abstractmethod
     def sample(self, count: int) -> Iterator[pa.RecordBatch]:
-        """The first records, read without Spark and without taking anything."""
+        """Yield about `count` of the first records, without Spark; no position moves."""
 
     def load_details(self, markers: Sequence[LocatedMarker]) -> None:
-        """Take up what earlier runs stored in the tables; called before any claim.
+        """Load what `store_details` of earlier runs stored; called before any claim.
 
-        Here: nothing, where positions need nothing besides the marker.
+        Here: nothing, for sources whose positions need nothing besides the marker.
         """
         return
 
@@ -144,30 +144,30 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool) -> Stream:
-        """The stream from `begin` on; `once` ends at what is there now."""
+        """Open the stream from `begin` on; with `once` it ends at what is there now."""
 
     def max_tasks(self, batch: PositionRange, cores: int) -> int | None:
         """How many tasks a range is worth at most; None: one per part that is planned."""
         return None
 
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
-        """Identity of these streams now; a changed one means a re-created topic."""
+        """Return the present identity of streams; a changed one means a re-created topic."""
         return {}
 
     def losses(self, committed: Positions, known_ids: Mapping[str, str]) -> LossReport:
-        """What the source can no longer give to a table with these committed positions."""
+        """Find what the source can no longer give to a table with these committed positions."""
         return LossReport()
 
     def stream_of(self, topic: str) -> str:
-        """The stream whose positions cover this topic."""
+        """Return the stream whose positions cover this topic."""
         return topic
 
     @abstractmethod
     def topics(self, batch: PositionRange) -> Sequence[str]:
-        """The record topics that a range may hold."""
+        """List the topics of which a range may hold records."""
 
     def record_floors(self, batch: PositionRange, floors: Positions) -> RecordFloors:
-        """Floors in positions → the first record offset to keep, per topic and partition."""
+        """Turn floors in positions into the first record offset to keep of each partition."""
         return floors
 
     def store_details(
@@ -180,15 +180,15 @@ class Source(ABC):
         return {}
 
     def lag(self, positions: Positions) -> Positions:
-        """Records behind `positions` per partition, as far as can be told cheaply."""
+        """Count the records behind `positions` per partition, as far as that is cheap."""
         return {}
 
     def close(self) -> None:
-        """Let go of connections and threads; the run is over."""
+        """Release connections and threads, at the end of a run."""
         return
 
 
 def source_for(options: Any) -> Source:
-    """The source that `source:` describes."""
+    """Make the source that the options of `source:` describe."""
     source: Source = plugin("source", SOURCES, options.type)(options)
     return source

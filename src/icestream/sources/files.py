@@ -37,7 +37,7 @@ _PASSED = 0  # lines of an entry that `start` passed over: it may still grow, no
 
 
 class FilesSource(Source):
-    """The driver's side: knows the ledger, stores it with each commit."""
+    """The driver's side: knows the ledger and stores it with each commit."""
 
     shared_streams = frozenset({STREAM})
 
@@ -46,13 +46,13 @@ class FilesSource(Source):
         self._pattern: str = options.pattern
         self._max_records: int = options.max_records_per_commit
         self._ledger = Ledger()
-        self._shared = False  # other tables stand somewhere in the ledger already
+        self._shared = False  # other tables have positions in the ledger already
         self._log: LedgerLog | None = None
         self._reading = threading.Lock()
         self.reader = LineReader(str(self._folder))
 
     def check(self) -> None:
-        """The folder can be listed."""
+        """Raise SetupError unless the folder exists."""
         if not self._folder.is_dir():
             raise SetupError(
                 f"source folder `{self._folder}` does not exist",
@@ -60,14 +60,14 @@ class FilesSource(Source):
             )
 
     def known_topics(self) -> Sequence[str]:
-        """Paths become known as they are listed."""
+        """None: a topic is a path, known only when the folder is listed."""
         return ()
 
     def sample(self, count: int) -> Iterator[pa.RecordBatch]:
-        """The first lines of the oldest files, whether they are complete or not."""
+        """Yield the first lines of the oldest files, whether those are complete or not."""
         self.check()
-        files = sorted(_listing(self._folder, self._pattern), key=lambda one: one.mtime_ns)
-        for file in files:
+        files = _listing(self._folder, self._pattern)
+        for file in sorted(files, key=lambda file: file.mtime_ns):
             whole = Split(file.path, file.size, file.mtime_ns, 0, file.size, 0)
             order = json.dumps([astuple(whole)])
             for records in self.reader.read(iter([pa.record_batch({"work": [order]})])):
@@ -77,36 +77,37 @@ class FilesSource(Source):
                     return
 
     def load_details(self, markers: Sequence[LocatedMarker]) -> None:
-        """Gather the ledger from the position lists of the tables."""
+        """Read the ledger back from the position lists of the tables."""
         restored = [
             ledgers.restore_ledger(
-                each.location,
-                each.marker.details.get("ledger"),
-                _entry_count(each.marker.positions),
+                located.location,
+                located.marker.details.get("ledger"),
+                _entry_count(located.marker.positions),
             )
-            for each in markers
+            for located in markers
         ]
         self._ledger = ledgers.longest_ledger(restored)
         self._shared = bool(restored)
 
     def resolve_start(self, start: str | datetime) -> StartPositions:
-        """`latest` and times pass over older files; beside other tables, over what those took."""
+        """Pass over older files for `latest` and times; beside other tables, over their entries."""
         self.check()
         if start == "earliest":
             return StartPositions(_as_positions(0))
         limit = None if isinstance(start, str) else int(start.timestamp() * 1e9)
         if not self._shared:
             self._ledger.extend(
-                Split(seen.path, seen.size, seen.mtime_ns, 0, seen.size, _PASSED)
-                for seen in _listing(self._folder, self._pattern)
-                if limit is None or seen.mtime_ns < limit
+                Split(file.path, file.size, file.mtime_ns, 0, file.size, _PASSED)
+                for file in _listing(self._folder, self._pattern)
+                if limit is None or file.mtime_ns < limit
             )
             return StartPositions(_as_positions(len(self._ledger)))
-        old = [limit is None or split.mtime_ns < limit for split in self._ledger.splits]
-        return StartPositions(_as_positions([*old, False].index(False)))
+        # A position is a prefix of the ledger: up to the first entry that is not passed over.
+        is_older = [limit is None or split.mtime_ns < limit for split in self._ledger.splits]
+        return StartPositions(_as_positions([*is_older, False].index(False)))
 
     def open(self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool) -> Stream:
-        """Let the planner go on from there, with what was taken so far."""
+        """Open a stream whose planner goes on at `begin`, with the ledger so far."""
         from icestream.sources.planned import PlannedStream
 
         self.check()
@@ -125,42 +126,42 @@ class FilesSource(Source):
         return PlannedStream(spark, partial(FilesPlanner, **settings))
 
     def stream_of(self, topic: str) -> str:
-        """One ledger covers all paths."""
+        """Return the one stream: its ledger covers all paths."""
         return STREAM
 
     def topics(self, batch: PositionRange) -> Sequence[str]:
-        """The paths in the range."""
+        """List the paths in a range."""
         return list(dict.fromkeys(split.path for split in self._between(batch)))
 
     def record_floors(self, batch: PositionRange, floors: Positions) -> RecordFloors:
-        """Entries of the range below the floor are in already: keep what follows them."""
+        """Drop what lies in entries below the floor, which are in the table already."""
         done = _entry_count(floors) - _entry_count(batch.start)
         entries = self._between(batch)
         taken = {split.path: {0: split.stop} for split in entries[:done]}
-        behind = {split.path for split in entries[done:]}
-        return {path: at if path in behind else {0: _EVERYTHING} for path, at in taken.items()}
+        unfinished = {split.path for split in entries[done:]}
+        return {
+            path: offsets if path in unfinished else {0: _EVERYTHING}
+            for path, offsets in taken.items()
+        }
 
     def store_details(
         self, stop: Positions, location: str, commit_id: str, old: Mapping[str, str]
     ) -> dict[str, str]:
-        """The position list, beside the table, named by the commit."""
+        """Store the position list beside the table, in a file named by the commit."""
         count = _entry_count(stop)
         self._catch_up(count)
-        return {
-            "ledger": ledgers.store_list(
-                self._ledger, count, location, commit_id, old.get("ledger")
-            )
-        }
+        old_list = old.get("ledger")
+        return {"ledger": ledgers.store_list(self._ledger, count, location, commit_id, old_list)}
 
     def lag(self, positions: Positions) -> Positions:
-        """Lines in the entries behind `positions`."""
+        """Count the lines in the entries behind `positions`."""
         self._catch_up(None)
         return _as_positions(
             sum(split.lines for split in self._ledger.splits[_entry_count(positions) :])
         )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to release: no file stays open."""
 
     def _between(self, batch: PositionRange) -> list[Split]:
         stop = _entry_count(batch.stop)
@@ -168,8 +169,8 @@ class FilesSource(Source):
         return self._ledger.splits[_entry_count(batch.start) : stop]
 
     def _catch_up(self, count: int | None) -> None:
-        """Read what the planner has added since, in its own thread."""
-        with self._reading:  # tables land in threads of their own
+        """Read what the planner, in its own thread, has added to the ledger since."""
+        with self._reading:  # tables commit in threads of their own
             if self._log and (count is None or len(self._ledger) < count):
                 self._ledger.extend(self._log.read())
 
@@ -200,17 +201,17 @@ class FilesPlanner:
         self._max_records = max_records
         self._tasks = tasks
         self._once = once
-        self._looked: Mapping[str, ListedFile] = {}
-        self._looked_at: float | None = None
+        self._listed: Mapping[str, ListedFile] = {}  # by the last listing, by path
+        self._listed_at: float | None = None
         self._finished = False
         self._recut_unfinished()
 
     def initial_positions(self) -> Positions:
-        """Where the tables stand."""
+        """Return the position at which the tables begin or go on."""
         return _as_positions(self._begin)
 
     def latest_positions(self) -> Positions:
-        """As many whole splits as fit into one commit, at least one if there is any."""
+        """Add as many whole splits as fit into one commit, at least one if there is any."""
         self._list_folder()
         room = self._max_records
         while self._position < len(self._splits):
@@ -222,19 +223,18 @@ class FilesPlanner:
         return _as_positions(self._position)
 
     def work_orders(self, start: Positions, stop: Positions) -> Sequence[str]:
-        """Neighbouring splits together, as many groups as there are task slots."""
-        splits = [
-            astuple(split) for split in self._splits[_entry_count(start) : _entry_count(stop)]
-        ]
-        groups = min(self._tasks, len(splits))
-        edges = [round(len(splits) * each / groups) for each in range(groups + 1)] if groups else []
-        return [json.dumps(splits[low:high]) for low, high in pairwise(edges)]
+        """Group neighbouring splits, into as many groups as there are task slots."""
+        splits = self._splits[_entry_count(start) : _entry_count(stop)]
+        rows = [astuple(split) for split in splits]
+        groups = min(self._tasks, len(rows))
+        edges = [round(len(rows) * n / groups) for n in range(groups + 1)] if groups else []
+        return [json.dumps(rows[low:high]) for low, high in pairwise(edges)]
 
     def _list_folder(self) -> None:
         if self._finished:
             return
         now = time.monotonic()
-        if self._looked_at is not None and now - self._looked_at < _SETTLE_SECONDS:
+        if self._listed_at is not None and now - self._listed_at < _SETTLE_SECONDS:
             return
         self._take_stable_files()
         if self._once:
@@ -243,58 +243,60 @@ class FilesPlanner:
             self._finished = True
 
     def _take_stable_files(self) -> None:
-        seen = {each.path: each for each in _listing(self._folder, self._pattern)}
-        for each in seen.values():
-            self._refuse_change(each)
+        """Take the files that are new and look the same as in the listing before."""
+        files = {file.path: file for file in _listing(self._folder, self._pattern)}
+        for file in files.values():
+            self._refuse_change(file)
         settled = [
-            each
-            for each in seen.values()
-            if each.path not in self._taken and self._looked.get(each.path) == each
+            file
+            for file in files.values()
+            if file.path not in self._taken and self._listed.get(file.path) == file
         ]
-        for each in sorted(settled, key=lambda one: (one.mtime_ns, one.path)):
-            self._append_splits(cut_into_splits(self._folder, each, self._max_records))
-            self._taken[each.path] = (each.size, each.mtime_ns)
-        self._looked, self._looked_at = seen, time.monotonic()
+        for file in sorted(settled, key=lambda file: (file.mtime_ns, file.path)):
+            self._append_splits(cut_into_splits(self._folder, file, self._max_records))
+            self._taken[file.path] = (file.size, file.mtime_ns)
+        self._listed, self._listed_at = files, time.monotonic()
 
     def _recut_unfinished(self) -> None:
-        """Cut again what the run before had cut and not committed of the files it had begun."""
+        """Cut the rest of files that the run before had begun, and whose rest was not committed."""
         last = {split.path: split for split in self._splits}
         for split in last.values():
+            # A gzip file is a single split: committed whole or not at all.
             if split.lines != _PASSED and split.stop < split.size and not is_packed(split.path):
-                seen = ListedFile(split.path, split.size, split.mtime_ns)
+                file = ListedFile(split.path, split.size, split.mtime_ns)
                 self._append_splits(
-                    cut_into_splits(self._folder, seen, self._max_records, split.stop)
+                    cut_into_splits(self._folder, file, self._max_records, split.stop)
                 )
 
     def _append_splits(self, splits: Sequence[Split]) -> None:
         self._log.append(splits)
         self._splits.extend(splits)
 
-    def _refuse_change(self, seen: ListedFile) -> None:
-        taken = self._taken.get(seen.path)
-        if taken and taken != (seen.size, seen.mtime_ns):
+    def _refuse_change(self, file: ListedFile) -> None:
+        taken = self._taken.get(file.path)
+        if taken and taken != (file.size, file.mtime_ns):
             raise SourceChanged(
-                f"file `{seen.path}` changed after it was taken: "
-                f"{taken[0]:,} bytes then, {seen.size:,} now",
+                f"file `{file.path}` changed after it was taken: "
+                f"{taken[0]:,} bytes then, {file.size:,} now",
                 where=f"source folder {self._folder}",
                 hint="files must not change once they are complete: write new data to a new file",
             )
 
 
 class LedgerLog:
-    """The ledger on its way from the planner to the source: scratch, append only."""
+    """Scratch file by which the planner's thread hands ledger entries to the source."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._read = 0
 
     def append(self, splits: Sequence[Split]) -> None:
-        """Add entries; complete before the batch of the new position begins."""
+        """Add entries; called before the batch that ends behind them begins."""
         with translate_missing_log(self.file), self.file.open("a") as out:
             out.write("".join(json.dumps(astuple(split)) + "\n" for split in splits))
 
     def read(self) -> list[Split]:
-        """The entries since the last call; one that is still being written is left for the next."""
+        """Read the entries since the last call; one that is half written waits for the next."""
         with translate_missing_log(self.file), self.file.open("rb") as log:
             log.seek(self._read)
             lines = log.read()
@@ -304,19 +306,19 @@ class LedgerLog:
 
 
 def _listing(folder: Path, pattern: str) -> list[ListedFile]:
-    """Regular files that match, without hidden ones (`.` and `_` in front)."""
-    found = []
+    """List regular files that match, without empty and hidden ones (`.` or `_` in front)."""
+    files = []
     for path in folder.glob(pattern):
         name = path.relative_to(folder)
         if any(part.startswith((".", "_")) for part in name.parts):
             continue
         try:
-            facts = path.stat()
+            status = path.stat()
         except FileNotFoundError:
             continue
-        if stat.S_ISREG(facts.st_mode) and facts.st_size:
-            found.append(ListedFile(name.as_posix(), facts.st_size, facts.st_mtime_ns))
-    return found
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            files.append(ListedFile(name.as_posix(), status.st_size, status.st_mtime_ns))
+    return files
 
 
 def _as_positions(count: int) -> Positions:

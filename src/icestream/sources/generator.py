@@ -36,34 +36,34 @@ class GeneratorSource(Source):
         self.reader: ShopReader = ShopReader(options.malformed)
 
     def check(self) -> None:
-        """Nothing can be missing."""
+        """Nothing to check: the records are made here."""
 
     def known_topics(self) -> Sequence[str]:
-        """The configured ones."""
+        """List the configured topics."""
         return self._topics
 
     def sample(self, count: int) -> Iterator[pa.RecordBatch]:
-        """The first records of each topic."""
-        each = max(1, count // len(self._topics))
+        """Yield the first records of each topic."""
+        stop = max(1, count // len(self._topics))
         for topic in self._topics:
             yield make(
-                topic, 0, each, self._seed, self._began_ms, self._rate, self.reader.malformed
+                topic, 0, stop, self._seed, self._began_ms, self._rate, self.reader.malformed
             )
 
     def resolve_start(self, start: str | datetime) -> StartPositions:
-        """A generator begins at its beginning."""
+        """Start at 0 of each topic, whatever `start` says."""
         return StartPositions(
             {topic: {0: 0} for topic in self._topics}, self.stream_ids(self._topics)
         )
 
     def load_details(self, markers: Sequence[LocatedMarker]) -> None:
         """Go on with the clock that the first run started."""
-        for each in markers:
-            for identity in each.marker.stream_ids.values():
+        for located in markers:
+            for identity in located.marker.stream_ids.values():
                 self._began_ms = int(identity.partition("@")[2])
 
     def open(self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool) -> Stream:
-        """Let the planner go on from there."""
+        """Open a stream whose planner goes on at `begin`."""
         from icestream.sources.planned import PlannedStream
 
         settings: dict[str, Any] = {
@@ -72,7 +72,7 @@ class GeneratorSource(Source):
             "rate": self._rate,
             "seed": self._seed,
             "began_ms": self._began_ms,
-            "begin": {topic: at[0] for topic, at in begin.items()},
+            "begin": {topic: offsets[0] for topic, offsets in begin.items()},
             "max_records": self._max_records,
             "tasks": spark.sparkContext.defaultParallelism,
             "once": once,
@@ -80,15 +80,15 @@ class GeneratorSource(Source):
         return PlannedStream(spark, partial(ShopPlanner, **settings))
 
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
-        """Another seed is another stream."""
+        """Identify the streams by seed and beginning: with another seed all records differ."""
         return dict.fromkeys(streams, f"{self._seed}@{self._began_ms}")
 
     def topics(self, batch: PositionRange) -> Sequence[str]:
-        """The topics of the range."""
+        """List the topics of a range."""
         return [topic for topic in self._topics if topic in batch.stop]
 
     def lag(self, positions: Positions) -> Positions:
-        """Records that are due by now."""
+        """Count the records that are due by now."""
         due = available(self._rows, self._rate, self._began_ms)
         if due is None:
             return {}
@@ -99,7 +99,7 @@ class GeneratorSource(Source):
 
 
 class ShopPlanner:
-    """Runs in the stream's thread: how many records are due by now."""
+    """Runs in the stream's thread: decides how many records are due by now."""
 
     def __init__(
         self,
@@ -116,70 +116,71 @@ class ShopPlanner:
         self._topics = topics
         self._rows, self._rate = rows, rate
         self._seed, self._began_ms = seed, began_ms
-        self._at = {topic: begin.get(topic, 0) for topic in topics}
-        self._first = dict(self._at)
+        self._next = {topic: begin.get(topic, 0) for topic in topics}
+        self._first = dict(self._next)
         self._max_records = max_records
         self._tasks = tasks
         self._end = available(rows, rate, began_ms) if once else None
         if once and self._end is None:
-            self._end = sum(self._at.values()) + max_records
+            self._end = sum(self._next.values()) + max_records
 
     def initial_positions(self) -> Positions:
-        """Where the tables stand."""
-        return {topic: {0: at} for topic, at in self._first.items()}
+        """Return the positions at which the tables begin or go on."""
+        return {topic: {0: position} for topic, position in self._first.items()}
 
     def latest_positions(self) -> Positions:
-        """What is due, at most one commit's worth further, shared by what each topic lacks."""
+        """Go on to what is due, by one commit's worth at most, shared by what each topic lacks."""
         due = self._end
         if due is None:
             due = available(self._rows, self._rate, self._began_ms)
         if due is None:
-            due = sum(self._at.values()) + self._max_records
-        lacks = {
-            topic: max(0, share(topic, self._topics, due) - at) for topic, at in self._at.items()
+            due = sum(self._next.values()) + self._max_records
+        lacking = {
+            topic: max(0, share(topic, self._topics, due) - position)
+            for topic, position in self._next.items()
         }
-        total = max(1, sum(lacks.values()))
+        total = max(1, sum(lacking.values()))
         room = self._max_records
-        for topic, lack in lacks.items():
-            step = min(lack, room, -(-lack * self._max_records // total))
-            self._at[topic] += step
+        for topic, count in lacking.items():
+            step = min(count, room, -(-count * self._max_records // total))
+            self._next[topic] += step
             room -= step
-        return {topic: {0: at} for topic, at in self._at.items()}
+        return {topic: {0: position} for topic, position in self._next.items()}
 
     def work_orders(self, start: Positions, stop: Positions) -> Sequence[str]:
-        """Each topic's range, in as many pieces as there are task slots."""
+        """Cut each topic's range into as many pieces as there are task slots."""
         orders = []
         mixed = len(self._topics) > 1
         for topic, partitions in stop.items():
             low, high = start.get(topic, {}).get(0, 0), partitions[0]
             pieces = min(self._tasks, max(1, (high - low) // _STEP))
-            edges = [low + (high - low) * each // pieces for each in range(pieces + 1)]
+            edges = [low + (high - low) * n // pieces for n in range(pieces + 1)]
             orders += [
-                json.dumps([topic, left, right, self._seed, self._began_ms, self._rate, mixed])
-                for left, right in pairwise(edges)
-                if right > left
+                json.dumps([topic, first, end, self._seed, self._began_ms, self._rate, mixed])
+                for first, end in pairwise(edges)
+                if end > first
             ]
         return orders
 
 
 @dataclass(frozen=True)
 class ShopReader:
-    """Runs in a task: ranges → records."""
+    """Runs in a task: makes the records of ranges."""
 
     malformed: float = 0.0  # this share of the records is cut off in the middle
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Make the records of each order, some at a time."""
+        """Make the records of each work order, some at a time."""
         for batch in batches:
             for order in batch.column("work").to_pylist():
                 topic, low, high, seed, began_ms, rate, mixed = json.loads(order)
-                for at in range(low, high, _STEP):
-                    stop = min(high, at + _STEP)
-                    yield make(topic, at, stop, seed, began_ms, rate, self.malformed, mixed)
+                for first in range(low, high, _STEP):
+                    end = min(high, first + _STEP)
+                    yield make(topic, first, end, seed, began_ms, rate, self.malformed, mixed)
 
 
 def available(rows: int | None, rate: int | None, began_ms: int) -> int | None:
-    """How many records are due now; None: as many as anyone wants."""
+    """Count the records that are due now; None: as many as anyone wants."""
     if rate is None:
         return rows
     due = int((time.time() - began_ms / 1000) * rate)

@@ -1,4 +1,4 @@
-"""The ledger of a folder: which pieces of which files were taken, in order, once and for all.
+"""The ledger of a folder: the pieces of files that were read, in an order that never changes.
 
 The position of a `files` stream is a number of ledger entries. The list itself is stored beside
 each table it was read into, in files named by commit id, and the marker points to the newest.
@@ -14,7 +14,7 @@ from icestream.errors import SourceChanged
 from icestream.tables.storage import filesystem
 
 FOLDER = "_icestream"
-_LINKS = 64  # so many short lists may hang together before the whole is written again
+_MAX_LINKS = 64  # short lists that refer to one another, before the whole is written again
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Split:
 
 
 class Ledger:
-    """Entries in the order in which they were taken, with a digest after each."""
+    """Splits in the order in which they were read, with a digest of all up to each."""
 
     def __init__(self, splits: Iterable[Split] = ()) -> None:
         self.splits: list[Split] = []
@@ -47,7 +47,7 @@ class Ledger:
         self.extend(splits)
 
     def extend(self, splits: Iterable[Split]) -> None:
-        """Take more entries."""
+        """Append entries."""
         for split in splits:
             text = self._digests[-1] + json.dumps(astuple(split))
             self._digests.append(hashlib.sha256(text.encode()).hexdigest()[:32])
@@ -57,30 +57,30 @@ class Ledger:
         return len(self.splits)
 
     def digest(self, count: int) -> str:
-        """Identifies the first `count` entries."""
+        """Return the digest that identifies the first `count` entries."""
         return self._digests[count]
 
 
 def store_list(ledger: Ledger, count: int, location: str, commit_id: str, old: str | None) -> str:
-    """Write the entries up to `count` under the table; → the name for the marker.
+    """Write the entries up to `count` to a list beside the table. Returns its name, for the marker.
 
-    Only what came since the `old` list is written, until too many lists hang together.
+    Only entries since the `old` list are written, until too many lists refer to one another.
     """
     previous = _read(location, old)[0] if old else None
-    if previous and (previous["links"] >= _LINKS or previous["count"] > count):
+    if previous and (previous["links"] >= _MAX_LINKS or previous["count"] > count):
         previous = None
-    begin = previous["count"] if previous else 0
+    first = previous["count"] if previous else 0
     name = f"positions-{commit_id}.jsonl"
     header = {
         "version": 1,
-        "from": begin,
+        "from": first,
         "count": count,
         "digest": ledger.digest(count),
         "previous": old if previous else None,
         "links": previous["links"] + 1 if previous else 1,
     }
-    lines = [header, *(list(astuple(split)) for split in ledger.splits[begin:count])]
-    system, path = _at(location)
+    lines = [header, *(list(astuple(split)) for split in ledger.splits[first:count])]
+    system, path = _list_folder(location)
     system.create_dir(path, recursive=True)
     with system.open_output_stream(f"{path}/{name}") as out:
         out.write("".join(json.dumps(line) + "\n" for line in lines).encode())
@@ -88,18 +88,18 @@ def store_list(ledger: Ledger, count: int, location: str, commit_id: str, old: s
 
 
 def restore_ledger(location: str, name: str | None, count: int) -> Ledger:
-    """Read the list that a marker points to, following it back to the whole."""
+    """Read the list that a marker names, and those before it back to the first entry."""
     pieces: list[list[Split]] = []
     expected = count
     digest = None
-    at = name
-    while at is not None:
-        header, entries = _read(location, at)
+    list_name = name
+    while list_name is not None:
+        header, entries = _read(location, list_name)
         digest = digest or header["digest"]
         if header["count"] != expected:
-            raise _broken(location, at)
+            raise _broken(location, list_name)
         pieces.append(entries)
-        expected, at = header["from"], header["previous"]
+        expected, list_name = header["from"], header["previous"]
     ledger = Ledger(split for piece in reversed(pieces) for split in piece)
     if len(ledger) != count or (digest and ledger.digest(count) != digest):
         raise _broken(location, name)
@@ -107,34 +107,34 @@ def restore_ledger(location: str, name: str | None, count: int) -> Ledger:
 
 
 def longest_ledger(ledgers: Sequence[Ledger]) -> Ledger:
-    """The ledger that continues all others; tables of one pipeline can differ only in length."""
-    best = max(ledgers, key=len, default=Ledger())
-    for other in ledgers:
-        if best.digest(len(other)) != other.digest(len(other)):
+    """Return the longest; raises SourceChanged unless all others are beginnings of it."""
+    longest = max(ledgers, key=len, default=Ledger())
+    for ledger in ledgers:
+        if longest.digest(len(ledger)) != ledger.digest(len(ledger)):
             raise SourceChanged(
                 "two tables of this pipeline remember different files of the same folder",
                 hint="did they belong to another pipeline? give this one a name of its own",
             )
-    return best
+    return longest
 
 
 def _read(location: str, name: str) -> tuple[dict[str, Any], list[Split]]:
-    """One list; anything that does not add up is damage."""
-    system, path = _at(location)
+    """Read one list; raises SourceChanged when it is missing or not consistent."""
+    system, path = _list_folder(location)
     try:
         with system.open_input_stream(f"{path}/{name}") as file:
             header, *rows = [json.loads(line) for line in file.read().splitlines()]
         entries = [Split(*row) for row in rows]
-        whole = header["from"] + len(entries) == header["count"]
-        known = {"digest", "previous", "links"} <= header.keys()
+        is_whole = header["from"] + len(entries) == header["count"]
+        has_keys = {"digest", "previous", "links"} <= header.keys()
     except (OSError, ValueError, TypeError, KeyError):
         raise _broken(location, name) from None
-    if not whole or not known:
+    if not is_whole or not has_keys:
         raise _broken(location, name)
     return header, entries
 
 
-def _at(location: str) -> tuple[Any, str]:
+def _list_folder(location: str) -> tuple[Any, str]:
     system, path = filesystem(location)
     return system, f"{path}/{FOLDER}"
 

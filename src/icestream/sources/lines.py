@@ -1,4 +1,4 @@
-"""Lines of files → record batches, vectorised; and the cutting of large files at line ends."""
+"""Lines of files as record batches, vectorised; and the cutting of large files at line ends."""
 
 import gzip
 import json
@@ -22,44 +22,43 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def cut_into_splits(folder: Path, file: ListedFile, max_lines: int, begin: int = 0) -> list[Split]:
-    """Splits that end at line ends; a gzip file stays whole, as it cannot be entered midway."""
+    """Cut a file at line ends; a gzip file stays whole, as it cannot be entered midway."""
     packed = is_packed(file.path)
     splits: list[Split] = []
     start = position = begin
-    lines = 0
-    tail = b"\n"
+    lines = 0  # since `start`
+    last_byte = b"\n"
     _refuse_change(folder, file)
     for chunk in _chunks(folder, file.path, begin):
-        ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10) + 1
-        done = 0
+        line_ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10) + 1
+        done = 0  # line ends of the chunk that earlier splits have
         while not packed:
             # The first line end at which this split is full, by bytes or by lines.
-            by_bytes = int(np.searchsorted(ends, start + _SPLIT_BYTES - position))
-            at = max(done, min(by_bytes, done + max_lines - lines - 1))
-            if at >= len(ends):
+            by_bytes = int(np.searchsorted(line_ends, start + _SPLIT_BYTES - position))
+            index = max(done, min(by_bytes, done + max_lines - lines - 1))
+            if index >= len(line_ends):
                 break
-            stop = position + int(ends[at])
-            splits.append(
-                Split(file.path, file.size, file.mtime_ns, start, stop, lines + at + 1 - done)
-            )
-            start, lines, done = stop, 0, at + 1
-        lines += len(ends) - done
+            stop = position + int(line_ends[index])
+            lines += index + 1 - done
+            splits.append(Split(file.path, file.size, file.mtime_ns, start, stop, lines))
+            start, lines, done = stop, 0, index + 1
+        lines += len(line_ends) - done
         position += len(chunk)
-        tail = chunk[-1:]
+        last_byte = chunk[-1:]
     if position > start:
-        lines += tail != b"\n"
+        lines += last_byte != b"\n"
         splits.append(Split(file.path, file.size, file.mtime_ns, start, position, lines))
     return splits
 
 
 @dataclass(frozen=True)
 class LineReader:
-    """Runs in a task: work orders (lists of splits) → records."""
+    """Runs in a task: reads the records of work orders, which are lists of splits."""
 
     folder: str
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read each split of each order."""
+        """Read each split of each work order."""
         for batch in batches:
             for order in batch.column("work").to_pylist():
                 for entry in json.loads(order):
@@ -72,26 +71,26 @@ class LineReader:
         for block in _blocks(folder, split):
             yield _records(split, block, position)
             position += len(block)
-        _refuse_change(folder, split)  # nor may it have changed under our hands
+        _refuse_change(folder, split)  # nor may it have changed while it was read
 
 
 def is_packed(path: str) -> bool:
-    """Whether the name says gzip."""
+    """Whether a file's name says that it is gzip."""
     return path.endswith((".gz", ".gzip"))
 
 
 def _blocks(folder: Path, split: Split) -> Iterator[bytes]:
     """The split's bytes in pieces that end at line ends."""
-    rest = b""
+    unfinished = b""
     for chunk in _chunks(folder, split.path, split.start, split.stop):
         edge = chunk.rfind(b"\n") + 1
         if not edge:
-            rest += chunk
+            unfinished += chunk
             continue
-        yield rest + chunk[:edge]
-        rest = chunk[edge:]
-    if rest:
-        yield rest
+        yield unfinished + chunk[:edge]
+        unfinished = chunk[edge:]
+    if unfinished:
+        yield unfinished
 
 
 def _records(split: Split, block: bytes, position: int) -> pa.RecordBatch:
@@ -131,12 +130,12 @@ def _chunks(folder: Path, path: str, start: int = 0, stop: int | None = None) ->
     try:
         with _open(folder / path) as file:
             file.seek(start)
-            left = stop - start if stop is not None else None
-            while left is None or left > 0:
-                chunk = file.read(_CHUNK_BYTES if left is None else min(_CHUNK_BYTES, left))
+            position = start
+            while stop is None or position < stop:
+                chunk = file.read(min(_CHUNK_BYTES, stop - position) if stop else _CHUNK_BYTES)
                 if not chunk:
                     break
-                left = None if left is None else left - len(chunk)
+                position += len(chunk)
                 yield chunk
     except FileNotFoundError:
         raise SourceChanged(

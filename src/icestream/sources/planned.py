@@ -1,4 +1,4 @@
-"""A stream whose planner is ours: a thread of the driver plans, tasks make the records.
+"""A stream that icestream plans itself: a thread of the driver plans, tasks make the records.
 
 The planner names positions and work orders (small JSON texts); the fused task turns an order into
 records right where they are decoded, so that no record crosses the JVM on its way from a file or a
@@ -20,24 +20,24 @@ from icestream.spark.offset_log import as_offset, translate_missing_log
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_IDLE_SECONDS = 0.02  # between two looks at a source that has nothing new, without an interval
+_IDLE_SECONDS = 0.02  # between two questions to a source that has nothing new, at least
 _STOP_SECONDS = 60.0
 _LOGGED = 2  # batches that stay in the offset log, as Spark keeps them
 
 
 class Planner(Protocol):
-    """Decides what is there and how to cut it; asked by one thread, which may raise its errors."""
+    """Decides how far batches go and how to cut them; used by one thread, may raise errors."""
 
     def initial_positions(self) -> Positions:
-        """Where the stream begins."""
+        """Return where the stream begins."""
         ...
 
     def latest_positions(self) -> Positions:
-        """How far the next batch may go; the same answer again means nothing new."""
+        """Return how far the next batch may go; the same answer again means nothing new."""
         ...
 
     def work_orders(self, start: Positions, stop: Positions) -> Sequence[str]:
-        """One work order per task."""
+        """Cut a range into work orders, one per task."""
         ...
 
 
@@ -51,7 +51,7 @@ class PlannedStream:
     def start(
         self, name: str, handle: BatchHandler, checkpoint: Path, interval: float
     ) -> "PlannedQuery":
-        """Hand batch after batch to `handle`, from a thread of its own."""
+        """Start a thread that hands batch after batch to `handle`."""
         offsets = checkpoint / "offsets"
         offsets.mkdir(parents=True)
         return PlannedQuery(self, name, handle, offsets, interval)
@@ -85,23 +85,23 @@ class PlannedQuery:
         return self._thread.is_alive()
 
     def exception(self) -> BaseException | None:
-        """What ended the stream, if anything went wrong."""
+        """The error that ended the stream, if one did."""
         return self._failure
 
     def processAllAvailable(self) -> None:  # noqa: N802
-        """Return when a look at the source has found nothing new; raises what ended the stream."""
+        """Return when the source has nothing new; raises the error that ended the stream."""
         self._idle.wait()
         if self._failure is not None:
             raise self._failure
 
     def awaitTermination(self) -> None:  # noqa: N802
-        """Return when the stream has ended; raises what ended it."""
+        """Return when the stream has ended; raises the error that ended it."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
-        """No batch begins any more; return when the one under way has ended, or after a minute."""
+        """Begin no further batch; return when the current one has ended, or after a minute."""
         self._stopping.set()
         self._thread.join(_STOP_SECONDS)
 
@@ -116,43 +116,45 @@ class PlannedQuery:
     def _batches(self) -> None:
         planner = self._stream.planner()
         session = _cloned_session(self._stream.spark)
-        reached, number = planner.initial_positions(), 0
+        start, batch_id = planner.initial_positions(), 0
         while not self._stopping.is_set():
             began = time.monotonic()
-            latest = planner.latest_positions()
+            stop = planner.latest_positions()
             wait = self._interval - (time.monotonic() - began)
-            if latest == reached:
+            if stop == start:
                 self._idle.set()
                 wait = max(wait, _IDLE_SECONDS)
             else:
-                self._log(number, latest)
-                frame = _work_order_frame(session, planner.work_orders(reached, latest))
-                session.sparkContext.setJobGroup(self._name, f"{self._name}, batch {number}")
-                self._handle(frame, number)
-                reached, number = latest, number + 1
+                self._log(batch_id, stop)
+                frame = _work_order_frame(session, planner.work_orders(start, stop))
+                session.sparkContext.setJobGroup(self._name, f"{self._name}, batch {batch_id}")
+                self._handle(frame, batch_id)
+                start, batch_id = stop, batch_id + 1
                 wait = self._interval - (time.monotonic() - began)
             self._stopping.wait(max(0.0, wait))
 
-    def _log(self, number: int, stop: Positions) -> None:
-        """Write the batch's end down before it begins, in the shape of Spark's own offset log."""
-        file = self._offsets / str(number)
+    def _log(self, batch_id: int, stop: Positions) -> None:
+        """Log a batch's end before it begins, in the form of Spark's own offset log."""
+        file = self._offsets / str(batch_id)
         with translate_missing_log(file):
             file.write_text(f"v1\n{{}}\n{json.dumps(as_offset(stop))}\n")
-            (self._offsets / str(number - _LOGGED)).unlink(missing_ok=True)
+            (self._offsets / str(batch_id - _LOGGED)).unlink(missing_ok=True)
 
 
 def _cloned_session(spark: "SparkSession") -> "SparkSession":
-    """As a stream of Spark's has one: settings of a batch are for its own pipeline alone."""
+    """A session whose settings are for one pipeline alone; Spark's own streams have such, too."""
     from pyspark.sql import SparkSession
 
     return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
 def _work_order_frame(session: "SparkSession", orders: Sequence[str]) -> "DataFrame":
-    """The work orders, one for each task as long as there are no more than task slots."""
+    """Work orders as a DataFrame: one for each task, if they are no more than task slots."""
     from pyspark.sql import DataFrame
 
     jvm: Any = session._jvm
     texts = jvm.java.util.ArrayList(list(orders))
-    made = session._jsparkSession.createDataset(texts, jvm.org.apache.spark.sql.Encoders.STRING())
-    return DataFrame(made.toDF(), session).withColumnRenamed("value", "work")
+    dataset = session._jsparkSession.createDataset(
+        texts, jvm.org.apache.spark.sql.Encoders.STRING()
+    )
+    return DataFrame(dataset.toDF(), session).withColumnRenamed("value", "work")

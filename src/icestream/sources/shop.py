@@ -1,4 +1,4 @@
-"""The shop's records: any range of them can be made again, equal to the byte."""
+"""The records of the demo's shop: any range of them can be made again, equal to the byte."""
 
 import numpy as np
 import pyarrow as pa
@@ -27,16 +27,16 @@ def make(
     malformed: float,
     mixed: bool = False,
 ) -> pa.RecordBatch:
-    """Records low … high-1 of a topic; `mixed`: the other topic's records come in between."""
+    """Make records low … high-1 of a topic; `mixed`: those of the other topic come in between."""
     numbers = np.arange(low, high, dtype=np.int64)
     orders = topic == "order_changes"
-    place = numbers
+    shop_numbers = numbers  # among the records of both topics
     if mixed and orders:
-        place = numbers * ORDERS_EVERY + ORDERS_EVERY - 1
+        shop_numbers = numbers * ORDERS_EVERY + ORDERS_EVERY - 1
     elif mixed:
-        place = numbers + numbers // (ORDERS_EVERY - 1)
+        shop_numbers = numbers + numbers // (ORDERS_EVERY - 1)
     # Without a rate the shop is taken to be as busy as 1,000 records a second.
-    times = began_ms * 1000 + place * 1_000_000 // (rate or 1000)
+    times = began_ms * 1000 + shop_numbers * 1_000_000 // (rate or 1000)
     draw = _draw((seed % (1 << 64), int(orders)), low, high)
     keys, values = (_orders if orders else _pages)(numbers, times, draw)
     if malformed:

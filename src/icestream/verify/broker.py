@@ -1,4 +1,4 @@
-"""The broker's side of a comparison: which ranges it still has, and its records there."""
+"""The broker's side of `verify --source`: which ranges it still has, and its records there."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ _AT_ONCE = 20_000  # records that are held at a time
 
 @dataclass(frozen=True)
 class TableSide:
-    """The table's side."""
+    """What a table has: its live files, its marker chain and the origins of its rows."""
 
     table: Table
     live: Sequence[DataFile]
@@ -38,92 +38,89 @@ class TableSide:
 
 @dataclass
 class BrokerSide:
-    """The broker's side, in the ranges that could be compared."""
+    """The ranges that can be compared, and the records that the broker has in them."""
 
-    begin: dict[str, dict[int, int]] = field(default_factory=dict)
-    ends: dict[str, dict[int, int]] = field(default_factory=dict)
+    start: dict[str, dict[int, int]] = field(default_factory=dict)
+    stop: dict[str, dict[int, int]] = field(default_factory=dict)
     good: OffsetBitmaps = field(default_factory=OffsetBitmaps)
     bad: OffsetBitmaps = field(default_factory=OffsetBitmaps)  # records that do not decode
     compacted: frozenset[str] = frozenset()  # topics whose records compaction removes
-    incomplete: set[SourcePartition] = field(
-        default_factory=set
-    )  # that lack records of the table's range
-    unchecked: int = 0
+    incomplete: set[SourcePartition] = field(default_factory=set)  # lack some of the range
+    unchecked: int = 0  # offsets of the table's range that cannot be compared
 
 
 def comparable_ranges(
     options: KafkaSourceOptions, side: TableSide, findings: TableFindings
 ) -> BrokerSide:
-    """What to read: from the table's start to its marker, as far as the broker still has it."""
+    """Find what to read: from the table's start to its marker, as far as the broker has it."""
     marker = side.chain.marker
-    seen = BrokerSide()
+    broker = BrokerSide()
     if marker is None:
-        return seen
+        return broker
     cluster = KafkaAdmin(options.bootstrap_servers, options.options)
     try:
         topics = cluster.describe(list(marker.positions))
         usable: dict[str, list[int]] = {}
         for stream, partitions in marker.positions.items():
-            known = marker.stream_ids.get(stream)
+            known_id = marker.stream_ids.get(stream)
             why = None
             if stream not in topics:
                 why = "is not on the broker any more"
-            elif known and topics[stream].id and topics[stream].id != known:
+            elif known_id and topics[stream].id and topics[stream].id != known_id:
                 why = "was created again: its records are others"
             elif stream in side.chain.reused or stream in side.rules.others:
                 why = "has offsets that do not tell records apart"
             if why:
                 findings.note(f"topic `{stream}` {why}; unchecked")
-                seen.unchecked += sum(partitions.values())
-                seen.incomplete |= {(stream, number) for number in partitions}
+                broker.unchecked += sum(partitions.values())
+                broker.incomplete |= {(stream, partition) for partition in partitions}
             else:
                 usable[stream] = [n for n in partitions if n in topics[stream].partitions]
         earliest = cluster.earliest(usable)
     finally:
         cluster.close()
     for stream, numbers in usable.items():
-        for number in numbers:
-            stop = marker.positions[stream][number]
-            start = _start(side, options, stream, number)
-            first = min(stop, max(start, earliest[stream][number]))
-            seen.unchecked += max(0, first - start)
-            seen.begin.setdefault(stream, {})[number] = first
-            seen.ends.setdefault(stream, {})[number] = stop
+        for partition in numbers:
+            stop = marker.positions[stream][partition]
+            start = _start(side, options, stream, partition)
+            first = min(stop, max(start, earliest[stream][partition]))
+            broker.unchecked += max(0, first - start)
+            broker.start.setdefault(stream, {})[partition] = first
+            broker.stop.setdefault(stream, {})[partition] = stop
             if first > start:
-                seen.incomplete.add((stream, number))
+                broker.incomplete.add((stream, partition))
                 findings.note(
-                    f"{stream}/{number} {start} to {first}: removed from the broker, unchecked"
+                    f"{stream}/{partition} {start} to {first}: removed from the broker, unchecked"
                 )
-    seen.compacted = _compacted_topics(options, list(usable), findings)
-    return seen
+    broker.compacted = _compacted_topics(options, list(usable), findings)
+    return broker
 
 
-def _start(side: TableSide, options: KafkaSourceOptions, stream: str, number: int) -> int:
-    """Where the table began: by its first claim, or where that has expired by its first row."""
-    known = side.chain.start.get(stream, {}).get(number)
+def _start(side: TableSide, options: KafkaSourceOptions, stream: str, partition: int) -> int:
+    """Find where the table began: by its first claim; if that has expired, by its first row."""
+    known = side.chain.start.get(stream, {}).get(partition)
     if known is not None:
         return known
-    if (
-        options.start == "earliest" or side.chain.complete
-    ):  # one that came later has been read whole
+    # A partition that the complete chain does not begin with came later, and was read whole.
+    if options.start == "earliest" or side.chain.complete:
         return 0
-    found = [s[stream, number] for s in (side.landed, side.quarantined) if (stream, number) in s]
+    offsets = [sets.get((stream, partition)) for sets in (side.landed, side.quarantined)]
     marker = side.chain.marker
-    end = marker.positions[stream][number] if marker else 0
-    return min((each.min() for each in found if each), default=end)
+    end = marker.positions[stream][partition] if marker else 0
+    return min((bitmap.min() for bitmap in offsets if bitmap), default=end)
 
 
 def _compacted_topics(
     options: KafkaSourceOptions, topics: Sequence[str], findings: TableFindings
 ) -> frozenset[str]:
-    """Topics with `cleanup.policy=compact`: there a row may outlive its record."""
+    """Find topics with `cleanup.policy=compact`: there a row may outlive its record."""
     if not topics:
         return frozenset()
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-    found = set()
+    compacted = set()
     settings = _settings(options)
-    quiet = ClientErrors(settings, SECRETS)  # librdkafka prints what nobody listens to
-    callbacks: dict[str, Any] = {"error_cb": quiet.error, "logger": quiet}
+    causes = ClientErrors(settings, SECRETS)  # librdkafka prints what no callback takes
+    callbacks: dict[str, Any] = {"error_cb": causes.error, "logger": causes}
     with AdminClient({**settings, **callbacks}) as admin:
         answers = admin.describe_configs(resources, request_timeout=REQUEST_SECONDS)
         for resource, future in answers.items():
@@ -136,8 +133,8 @@ def _compacted_topics(
                 )
                 policy = "compact"
             if "compact" in str(policy):
-                found.add(resource.name)
-    return frozenset(found)
+                compacted.add(resource.name)
+    return frozenset(compacted)
 
 
 def _settings(options: KafkaSourceOptions) -> dict[str, Any]:
@@ -145,57 +142,56 @@ def _settings(options: KafkaSourceOptions) -> dict[str, Any]:
 
 
 def read_records(
-    options: KafkaSourceOptions, begin: Positions, ends: Positions
+    options: KafkaSourceOptions, start: Positions, stop: Positions
 ) -> Iterator[pa.RecordBatch]:
-    """The broker's records in these ranges, some thousands at a time, of one partition each."""
+    """Yield the broker's records in these ranges, in batches of one partition each."""
     group = options.options.get("kafka.group.id") or (
         options.options.get("groupIdPrefix", "icestream") + "-verify"
     )
     settings = {**_settings(options), "group.id": group}
-    for stream, partitions in begin.items():
-        for number, first in partitions.items():
-            stop = {stream: {number: ends[stream][number]}}
-            with SampleConsumer(settings, {stream: {number: first}}, stop) as sample:
-                while batches := list(sample.batches(_AT_ONCE)):
+    for stream, partitions in start.items():
+        for partition, first in partitions.items():
+            end = {stream: {partition: stop[stream][partition]}}
+            with SampleConsumer(settings, {stream: {partition: first}}, end) as consumer:
+                while batches := list(consumer.batches(_AT_ONCE)):
                     yield from batches
 
 
 def read_record(
     options: KafkaSourceOptions, topic: str, partition: int, offset: int
 ) -> pa.RecordBatch:
-    """A single one."""
-    return next(
-        read_records(options, {topic: {partition: offset}}, {topic: {partition: offset + 1}})
-    )
+    """Read one record of the broker again, to name the columns in which a row differs from it."""
+    start, stop = {topic: {partition: offset}}, {topic: {partition: offset + 1}}
+    return next(read_records(options, start, stop))
 
 
-def check_bad_records(seen: BrokerSide, side: TableSide, findings: TableFindings) -> None:
-    """Records that do not decode were set aside, or counted as dropped."""
+def check_bad_records(broker: BrokerSide, side: TableSide, findings: TableFindings) -> None:
+    """Records that do not decode were quarantined, or counted as dropped."""
     marker = side.chain.marker
     dropped = marker.counts.dropped if marker else 0
-    gone = 0
-    for key, found in seen.bad.sets.items():
-        left = difference(found, side.landed.get(key), side.quarantined.get(key))
-        gone += len(left)
-        if gone > dropped:
-            for start, stop, count in contiguous_ranges(left, MOST):
+    missing = 0
+    for partition, bad in broker.bad.sets.items():
+        offsets = difference(bad, side.landed.get(partition), side.quarantined.get(partition))
+        missing += len(offsets)
+        if missing > dropped:
+            for start, stop, count in contiguous_ranges(offsets, MOST):
                 findings.add(
                     "source",
                     "missing",
                     f"bad records set aside; {dropped} were dropped",
-                    f"{gone} bad records are nowhere",
-                    stream=key[0],
-                    partition=key[1],
+                    f"{missing} bad records are nowhere",
+                    stream=partition[0],
+                    partition=partition[1],
                     start=start,
                     stop=stop,
-                    records=min(count, gone - dropped),
+                    records=min(count, missing - dropped),
                     harm="lost",
                 )
 
 
-def difference(found: Any, *others: Any) -> Any:
-    """One set without some others."""
+def difference(offsets: Any, *others: Any) -> Any:
+    """Return a set of offsets without those of other sets; None: no other set."""
     for other in others:
         if other is not None:
-            found = found - other
-    return found
+            offsets = offsets - other
+    return offsets

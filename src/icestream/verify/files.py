@@ -1,4 +1,4 @@
-"""Files: what a snapshot refers to is there, whole, and no data file is live twice."""
+"""Files: each file that a snapshot refers to exists and is whole; no data file is live twice."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from icestream.verify.report import TableFindings
 
 Answer = TypeVar("Answer")
 
-_AT_ONCE = 8  # object stores answer slowly, and many questions at a time
+_AT_ONCE = 8  # object stores answer slowly, but many requests at a time
 
 
 @dataclass(frozen=True)
 class ReferencedFile:
-    """A file as the metadata describes it."""
+    """A file as Iceberg's metadata describe it."""
 
     path: str
     kind: str
@@ -31,7 +31,7 @@ class ReferencedFile:
 
 
 class FileChecker:
-    """Looks at the files of one table; one that several snapshots share is looked at once."""
+    """Checks the files of one table; one that several snapshots share is checked once."""
 
     def __init__(self, io: FileIO, deep: bool, findings: TableFindings) -> None:
         self._io = io
@@ -41,35 +41,34 @@ class FileChecker:
         self._entries: dict[str, list[DataFile]] = {}  # by manifest
 
     @property
-    def seen(self) -> int:
-        """How many files were looked at."""
+    def checked(self) -> int:
+        """How many files were checked."""
         return len(self._sound)
 
     def live_files(self, snapshot: Snapshot) -> list[DataFile] | None:
-        """The live files of a snapshot; None if not every file is as it should be."""
-        at = snapshot.snapshot_id
-        if not self._check_files([ReferencedFile(snapshot.manifest_list, "manifest list")], at):
+        """Check all files of a snapshot. Returns its live ones; None if any file is damaged."""
+        snapshot_id, path = snapshot.snapshot_id, snapshot.manifest_list
+        if not self._check_files([ReferencedFile(path, "manifest list")], snapshot_id):
             return None
-        manifests = self._read(partial(snapshot.manifests, self._io), snapshot.manifest_list, at)
+        manifests = self._read(partial(snapshot.manifests, self._io), path, snapshot_id)
         if manifests is None:
             return None
-        facts = [
-            ReferencedFile(each.manifest_path, "manifest", each.manifest_length)
-            for each in manifests
-        ]
-        if not self._check_files(facts, at):
+        files = [ReferencedFile(m.manifest_path, "manifest", m.manifest_length) for m in manifests]
+        if not self._check_files(files, snapshot_id):
             return None
         live: list[DataFile] = []
         for manifest in manifests:
             path = manifest.manifest_path
             if path not in self._entries:
-                entries = self._read(partial(manifest.fetch_manifest_entry, self._io), path, at)
+                fetch = partial(manifest.fetch_manifest_entry, self._io)
+                entries = self._read(fetch, path, snapshot_id)
                 if entries is None:
                     return None
                 self._entries[path] = [entry.data_file for entry in entries]
             live += self._entries[path]
-        self._check_live_once(live, at)
-        return live if self._check_files([_described(file) for file in live], at) else None
+        self._check_live_once(live, snapshot_id)
+        files = [_referenced(file) for file in live]
+        return live if self._check_files(files, snapshot_id) else None
 
     def _check_live_once(self, live: Sequence[DataFile], snapshot_id: int) -> None:
         data = [file for file in live if file.content == DataFileContent.DATA]
@@ -86,48 +85,49 @@ class FileChecker:
                     harm="duplicated",
                 )
 
-    def _check_files(self, facts: Sequence[ReferencedFile], snapshot_id: int) -> bool:
-        fresh = {fact.path: fact for fact in facts if fact.path not in self._sound}
+    def _check_files(self, files: Sequence[ReferencedFile], snapshot_id: int) -> bool:
+        """Check those of the files that were not checked yet. Returns whether all are whole."""
+        unchecked = {file.path: file for file in files if file.path not in self._sound}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            answers = list(pool.map(self._fault, fresh.values()))
-        for fact, fault in zip(fresh.values(), answers, strict=True):
-            self._sound[fact.path] = fault is None
+            faults = list(pool.map(self._fault, unchecked.values()))
+        for file, fault in zip(unchecked.values(), faults, strict=True):
+            self._sound[file.path] = fault is None
             if fault is not None:
                 kind, expected, seen = fault
-                where = f"{fact.kind} {fact.path}"
+                where = f"{file.kind} {file.path}"
                 self._findings.add(
                     "files", kind, f"{where}{expected}", seen, snapshot_id=snapshot_id
                 )
-        return all(self._sound[fact.path] for fact in facts)
+        return all(self._sound[file.path] for file in files)
 
-    def _fault(self, fact: ReferencedFile) -> tuple[str, str, str] | None:
-        """What is wrong with a file: kind, what was expected of it, what was seen."""
+    def _fault(self, file: ReferencedFile) -> tuple[str, str, str] | None:
+        """Check one file. Returns what is wrong: kind, what was expected, what was seen."""
         try:
-            size = len(self._io.new_input(fact.path))
+            size = len(self._io.new_input(file.path))
         except OSError as failure:
             return "missing-file", "", _short(failure)
-        if fact.size is not None and size != fact.size:
-            return "size-differs", f", {fact.size} bytes", f"{size} bytes"
-        if fact.records is None:
+        if file.size is not None and size != file.size:
+            return "size-differs", f", {file.size} bytes", f"{size} bytes"
+        if file.records is None:
             return None
         try:
-            rows = self._rows(fact.path)
+            rows = self._rows(file.path)
         except (OSError, pa.ArrowException) as failure:
             return "unreadable", "", _short(failure)
-        if rows != fact.records:
-            return "records-differ", f", {fact.records} records", f"{rows} records"
+        if rows != file.records:
+            return "records-differ", f", {file.records} records", f"{rows} records"
         return None
 
     def _rows(self, path: str) -> int:
-        """Rows that the footer tells, or with `deep` those that can be read value by value."""
+        """Count rows by the footer, or with `deep` by reading every value."""
         with self._io.new_input(path).open() as stream:
-            file = pq.ParquetFile(stream, page_checksum_verification=self._deep)
+            parquet = pq.ParquetFile(stream, page_checksum_verification=self._deep)
             if not self._deep:
-                return int(file.metadata.num_rows)
-            return sum(batch.num_rows for batch in file.iter_batches())
+                return int(parquet.metadata.num_rows)
+            return sum(batch.num_rows for batch in parquet.iter_batches())
 
     def _read(self, read: Callable[[], Answer], path: str, snapshot_id: int) -> Answer | None:
-        """What is in a file of metadata; None, and a finding, if it is not what it should be."""
+        """Read a file of metadata; None, and a finding, if that fails."""
         try:
             return read()
         except Exception as failure:  # an Avro reader fails on garbage in any way it likes
@@ -138,12 +138,10 @@ class FileChecker:
             return None
 
 
-def _described(file: DataFile) -> ReferencedFile:
-    parquet = file.file_format == FileFormat.PARQUET
+def _referenced(file: DataFile) -> ReferencedFile:
     kind = "data file" if file.content == DataFileContent.DATA else "delete file"
-    return ReferencedFile(
-        file.file_path, kind, file.file_size_in_bytes, file.record_count if parquet else None
-    )
+    records = file.record_count if file.file_format == FileFormat.PARQUET else None
+    return ReferencedFile(file.file_path, kind, file.file_size_in_bytes, records)
 
 
 def _short(failure: BaseException) -> str:

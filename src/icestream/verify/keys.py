@@ -1,4 +1,4 @@
-"""Keys: in each snapshot of a mirror, one row for each key."""
+"""Keys: in each snapshot of a mirror there is one row for each key."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _POSITIONS = ["file_path", "pos"]
 
 
 class KeyChecker:
-    """The keys of a table's files; files never change, so each is read once."""
+    """Reads the keys of a table's files; files never change, so each is read once."""
 
     def __init__(self, table: Table, keys: tuple[str, ...]) -> None:
         self._table = table
@@ -28,9 +28,9 @@ class KeyChecker:
         self._deletes: dict[str, Mapping[str, NDArray[np.int64]]] = {}
 
     def check(self, snapshot_id: int, live: Sequence[DataFile], findings: TableFindings) -> int:
-        """Judge one snapshot; → its rows."""
-        found = [self._alive(task) for task in tasks(self._table, live, snapshot_id)]
-        hashes = np.concatenate([_NONE, *found])
+        """Check one snapshot. Returns how many rows it has."""
+        per_file = [self._live_keys(task) for task in tasks(self._table, live, snapshot_id)]
+        hashes = np.concatenate([_NONE, *per_file])
         distinct = len(np.unique(hashes, axis=0))
         if distinct < len(hashes):
             findings.add(
@@ -44,30 +44,31 @@ class KeyChecker:
             )
         return len(hashes)
 
-    def _alive(self, task: FileScanTask) -> Hashes:
-        """The keys of a data file's rows that no delete file names."""
+    def _live_keys(self, task: FileScanTask) -> Hashes:
+        """Return the keys of a data file's rows that no delete file names."""
         path, deletes = task.file.file_path, task.delete_files
         if not all(_has_positions(file) for file in deletes):
             return self._read(task, *sorted(file.file_path for file in deletes))
+        # Deletes are read apart: a data file is read once, however they differ between snapshots.
         hashes = self._read(FileScanTask(task.file))
-        alive = np.ones(len(hashes), dtype=bool)
+        is_live = np.ones(len(hashes), dtype=bool)
         for file in deletes:
-            if (dead := self._dead(file).get(path)) is not None:
-                alive[dead] = False
-        return hashes if alive.all() else hashes[alive]
+            if (positions := self._deleted_positions(file).get(path)) is not None:
+                is_live[positions] = False
+        return hashes if is_live.all() else hashes[is_live]
 
     def _read(self, task: FileScanTask, *deletes: str) -> Hashes:
         key = (task.file.file_path, *deletes)
         if key not in self._files:
-            found = [
+            hashes = [
                 key_hashes([batch.column(name) for name in self._keys])
                 for batch in batches(self._table, task, self._keys)
             ]
-            self._files[key] = np.concatenate([_NONE, *found])
+            self._files[key] = np.concatenate([_NONE, *hashes])
         return self._files[key]
 
-    def _dead(self, file: DataFile) -> Mapping[str, NDArray[np.int64]]:
-        """The positions that a delete file names, by data file."""
+    def _deleted_positions(self, file: DataFile) -> Mapping[str, NDArray[np.int64]]:
+        """Return the row positions that a delete file names, by data file."""
         if file.file_path not in self._deletes:
             with self._table.io.new_input(file.file_path).open() as opened:
                 self._deletes[file.file_path] = _by_file(pq.read_table(opened, columns=_POSITIONS))
@@ -75,12 +76,12 @@ class KeyChecker:
 
 
 def _has_positions(file: DataFile) -> bool:
-    position = file.content == DataFileContent.POSITION_DELETES
-    return position and file.file_format == FileFormat.PARQUET
+    is_position_delete = file.content == DataFileContent.POSITION_DELETES
+    return is_position_delete and file.file_format == FileFormat.PARQUET
 
 
 def _by_file(rows: pa.Table) -> dict[str, NDArray[np.int64]]:
-    coded = rows.column("file_path").combine_chunks().dictionary_encode()
-    codes: NDArray[Any] = coded.indices.to_numpy()
+    paths = rows.column("file_path").combine_chunks().dictionary_encode()
+    codes: NDArray[Any] = paths.indices.to_numpy()
     positions: NDArray[np.int64] = rows.column("pos").to_numpy()
-    return {path: positions[codes == n] for n, path in enumerate(coded.dictionary.to_pylist())}
+    return {path: positions[codes == n] for n, path in enumerate(paths.dictionary.to_pylist())}

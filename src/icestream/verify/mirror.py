@@ -1,4 +1,4 @@
-"""The broker's change records against a mirror's rows: what they make of each key is there."""
+"""`verify --source` of a mirror: each row is what the broker's change records make of its key."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from icestream.formats import DELETE, TRUNCATE, UPSERT, DecodedBatch, Format, du
 from icestream.formats.sequence import encode_sequence
 from icestream.schema import DELETED_COLUMN, OUR_NAMES, SEQUENCE_COLUMN
 from icestream.tables.arrow import arrow_schema
+from icestream.tables.inventory import first_line
 from icestream.upsert.change_rules import order_only_fields, sequence_column
 from icestream.verify.broker import (
     BrokerSide,
@@ -39,12 +40,12 @@ from icestream.verify.replay import (
 )
 from icestream.verify.report import MOST, TableFindings
 from icestream.verify.scan import ORIGIN, UNREADABLE, batches, tasks
-from icestream.verify.scratch import database
+from icestream.verify.scratch import database, registered
 from icestream.verify.values import RecordId, shorten
 from icestream.write.conform import conform_to
 
-_PLACE = ("topic", "partition", "offset")
-_NOT_COMPARED = {"_ingested_at", "_src_headers"}  # ours alone; not read here
+_ORIGIN = ("topic", "partition", "offset")  # columns of a record
+_NOT_COMPARED = {"_ingested_at", "_src_headers"}  # not of the record; not read here
 _EXPECTED: dict[MismatchKind, str] = {
     "missing": "a row for {key}: so says its newest record",
     "resurrected": "no row for {key}: it was deleted",
@@ -60,7 +61,7 @@ def check_mirror(
     side: TableSide,
     findings: TableFindings,
 ) -> None:
-    """Replay what the broker still has of the table's ranges, and compare."""
+    """Replay the records that the broker still has of the table's ranges, and compare the rows."""
     options = config.source
     assert isinstance(options, KafkaSourceOptions), "the caller has looked"
     why = None
@@ -71,21 +72,21 @@ def check_mirror(
     if why:
         findings.finish_check("source", why, looked=False)
         return
-    seen = comparable_ranges(options, side, findings)
+    broker = comparable_ranges(options, side, findings)
     lacking: set[str] = set()
     while True:
         reader = _ChangeReader(config, rule, side, keys)
-        with database() as opened:
+        with database() as connection:
             always = [name for name in reader.columns.names if name in OUR_NAMES]
-            replay = ChangeReplay(opened, reader.columns, keys, always, sorted(lacking))
+            replay = ChangeReplay(connection, reader.columns, keys, always, sorted(lacking))
             try:
-                for batch in read_records(options, seen.begin, seen.ends):
+                for batch in read_records(options, broker.start, broker.stop):
                     replay.add_records(reader.changes(batch))
-            except UncarriedColumns as more:  # from the beginning, with digests of their own
-                lacking |= more.columns
+            except UncarriedColumns as failure:  # again, with a digest for each of these columns
+                lacking |= failure.columns
                 continue
-            seen.bad = reader.bad
-            _compare(options, reader, replay, seen, findings)
+            broker.bad = reader.bad
+            _compare(options, reader, replay, broker, findings)
             return
 
 
@@ -93,31 +94,31 @@ def _compare(
     options: KafkaSourceOptions,
     reader: "_ChangeReader",
     replay: ChangeReplay,
-    seen: BrokerSide,
+    broker: BrokerSide,
     findings: TableFindings,
 ) -> None:
-    check_bad_records(seen, reader.side, findings)
-    thin = {(topic, n) for topic in seen.compacted for n in seen.begin.get(topic, ())}
-    if not replay.fold(reader.truncates, seen.incomplete | thin):
+    check_bad_records(broker, reader.side, findings)
+    compacted = {(topic, n) for topic in broker.compacted for n in broker.start.get(topic, ())}
+    if not replay.fold(reader.truncates, broker.incomplete | compacted):
         text = "a truncate without a place in a log, and several partitions: nothing is compared"
         findings.finish_check("source", text, looked=False)
         return
     try:
         reader.table_rows(replay)
     except UNREADABLE as failure:
-        what = str(failure).splitlines()[0][:200]
-        findings.add("source", "unreadable", "rows to compare with", what)
+        findings.add("source", "unreadable", "rows to compare with", first_line(failure))
     replay.compare(lenient=reader.rule.bad_records == "drop")
     for kind in _EXPECTED:
         _report_mismatches(replay, kind, reader.keys, findings)
-    single = _ChangeReader(reader.config, reader.rule, reader.side, reader.keys)
-    _values(options, single, replay, findings)
-    _report_compared(reader, replay, seen, findings)
+    # Another reader, for records that are read a second time: it must not count them again.
+    rereader = _ChangeReader(reader.config, reader.rule, reader.side, reader.keys)
+    _report_values(options, rereader, replay, findings)
+    _report_compared(reader, replay, broker, findings)
 
 
 @dataclass
 class _ChangeReader:
-    """Records to changes, as the pipeline file means them."""
+    """Decodes records into changes, as the pipeline file says; collects bad ones and truncates."""
 
     config: PipelineConfig
     rule: TableRule
@@ -135,49 +136,46 @@ class _ChangeReader:
         data = Schema(*(f for f in schema.fields if f.name not in OUR_NAMES))
         order = order_only_fields(self.rule.sequence_by or (), data, self._format)
         self._data = Schema(*data.fields, *order)
-        self._shape = RowLayout(arrow_schema(schema), self.config.name, datetime.now(UTC))
+        self._layout = RowLayout(arrow_schema(schema), self.config.name, datetime.now(UTC))
 
-    def changes(self, given: pa.RecordBatch) -> ReplayBatch:
-        """What some records of one partition do; keeps those that are bad, and truncates."""
-        self.read += len(given)
+    def changes(self, records: pa.RecordBatch) -> ReplayBatch:
+        """Decode records of one partition; remembers bad ones and truncates."""
+        self.read += len(records)
         # `ignore`: a field that the table has no column for says nothing about its rows.
         dropped = frozenset(self.rule.except_columns)
-        decoded = self._format.decode(given, self._data, "ignore", dropped)
+        decoded = self._format.decode(records, self._data, "ignore", dropped)
         ops, sequence = self._ops(decoded), self._sequence(decoded)
-        good = decoded.errors.is_null().to_numpy(zero_copy_only=False)
-        about_a_row = (ops == UPSERT) | (ops == DELETE)
+        is_good = decoded.errors.is_null().to_numpy(zero_copy_only=False)
+        has_row = (ops == UPSERT) | (ops == DELETE)
         for key in self.keys:
-            null = decoded.columns.column(key).is_null().to_numpy(zero_copy_only=False)
-            good &= ~(null & about_a_row)
-        self.bad.add_rows(given.filter(pa.array(~good)).select(list(_PLACE)))
-        good &= ~self._is_quarantined(given)
+            is_null = decoded.columns.column(key).is_null().to_numpy(zero_copy_only=False)
+            is_good &= ~(is_null & has_row)
+        self.bad.add_rows(records.filter(pa.array(~is_good)).select(list(_ORIGIN)))
+        is_good &= ~self._is_quarantined(records)
         if self.rule.truncate == "apply":
-            self._truncated(given, sequence, good & (ops == TRUNCATE))
-        return self._rows(given, decoded, ops, sequence, pa.array(good & about_a_row))
+            self._add_truncates(records, sequence, is_good & (ops == TRUNCATE))
+        return self._rows(records, decoded, ops, sequence, pa.array(is_good & has_row))
 
     def _rows(
         self,
-        given: pa.RecordBatch,
+        records: pa.RecordBatch,
         decoded: DecodedBatch,
         ops: NDArray[np.int8],
         sequence: pa.BinaryArray,
         kept: pa.BooleanArray,
     ) -> ReplayBatch:
-        given, columns, sequence = (
-            given.filter(kept),
-            decoded.columns.filter(kept),
-            sequence.filter(kept),
-        )
+        records, sequence = records.filter(kept), sequence.filter(kept)
+        columns = decoded.columns.filter(kept)
         deleted = pa.array(ops == DELETE).filter(kept)
         columns = columns.append_column(SEQUENCE_COLUMN.name, sequence.cast(pa.large_binary()))
         columns = columns.append_column(DELETED_COLUMN.name, deleted)
-        fine = DecodedBatch(columns, pa.nulls(len(given), pa.string()))
-        rows = split_good_and_bad(given, fine, self._shape).good.select(self.columns.names)
+        good = DecodedBatch(columns, pa.nulls(len(records), pa.string()))
+        rows = split_good_and_bad(records, good, self._layout).good.select(self.columns.names)
         soft = self.rule.deletes == "soft"
         op = pc.if_else(deleted, pa.scalar(UPSERT if soft else DELETE, pa.int8()), UPSERT)
         missing = decoded.changes.missing if decoded.changes else {}
         return ReplayBatch(
-            places=pa.Table.from_batches([given.select(list(_PLACE))]),
+            origins=pa.Table.from_batches([records.select(list(_ORIGIN))]),
             rows=rows,
             op=op.cast(pa.int8()),
             sequence=sequence,
@@ -186,19 +184,18 @@ class _ChangeReader:
         )
 
     def _ops(self, decoded: DecodedBatch) -> NDArray[np.int8]:
-        """By the format, or by the condition of the pipeline file."""
+        """Return each record's op: the format's, or by the condition of the pipeline file."""
         if decoded.changes:
-            told: NDArray[np.int8] = decoded.changes.op.to_numpy()
-            return told
+            ops: NDArray[np.int8] = decoded.changes.op.to_numpy()
+            return ops
         count = len(decoded.columns)
         if not self.rule.apply_as_deletes:
             return np.full(count, UPSERT, np.int8)
-        con = duck.connection()
-        con.register("t", pa.Table.from_batches([decoded.columns]))
+        connection = duck.connection()
         query = f"SELECT coalesce(({self.rule.apply_as_deletes})::BOOLEAN, false) AS x FROM t"
-        holds = con.execute(query).to_arrow_table().column("x").to_numpy()
-        con.unregister("t")
-        return np.where(holds, np.int8(DELETE), np.int8(UPSERT))
+        with registered(connection, "t", pa.Table.from_batches([decoded.columns])):
+            is_delete = connection.execute(query).to_arrow_table().column("x").to_numpy()
+        return np.where(is_delete, np.int8(DELETE), np.int8(UPSERT))
 
     def _sequence(self, decoded: DecodedBatch) -> pa.BinaryArray:
         if self.rule.sequence_by:
@@ -208,90 +205,90 @@ class _ChangeReader:
             return decoded.changes.sequence.cast(pa.binary())
         return pa.nulls(len(decoded.columns), pa.binary())
 
-    def _is_quarantined(self, given: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Records that are in the quarantine, and so not in the mirror."""
-        if not len(given):
+    def _is_quarantined(self, records: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Say which records are in the quarantine, and so not in the mirror."""
+        if not len(records):
             return np.zeros(0, bool)
-        topic, partition = given.column("topic")[0].as_py(), given.column("partition")[0].as_py()
-        offsets = given.column("offset").to_numpy()
-        aside = self.side.quarantined.get((topic, partition))
-        if aside is None:
+        # All of them are of one partition, as `read_records` yields them.
+        first = records.slice(0, 1).to_pylist()[0]
+        offsets = records.column("offset").to_numpy()
+        quarantined = self.side.quarantined.get((first["topic"], first["partition"]))
+        if quarantined is None:
             return np.zeros(len(offsets), bool)
-        near = aside & span(int(offsets.min()), int(offsets.max()) + 1)
-        return np.isin(offsets, np.fromiter(near, np.int64, len(near)))
+        within = quarantined & span(int(offsets.min()), int(offsets.max()) + 1)
+        return np.isin(offsets, np.fromiter(within, np.int64, len(within)))
 
-    def _truncated(
-        self, given: pa.RecordBatch, sequence: pa.BinaryArray, hit: NDArray[np.bool_]
+    def _add_truncates(
+        self, records: pa.RecordBatch, sequence: pa.BinaryArray, is_truncate: NDArray[np.bool_]
     ) -> None:
-        for at in np.flatnonzero(hit).tolist():
-            one = given.slice(at, 1).to_pylist()[0]
-            place = (one["topic"], one["partition"], one["offset"])
-            self.truncates.append(TruncateEvent(sequence[at].as_py() or b"", place))
+        for index in np.flatnonzero(is_truncate).tolist():
+            record = records.slice(index, 1).to_pylist()[0]
+            origin = (record["topic"], record["partition"], record["offset"])
+            self.truncates.append(TruncateEvent(sequence[index].as_py() or b"", origin))
 
     def table_rows(self, replay: ChangeReplay) -> None:
-        """Hand the rows of the table's current snapshot over."""
+        """Add the rows of the table's current snapshot to a replay."""
         table, columns = self.side.table, tuple(self.columns.names)
         for task in tasks(table, self.side.live):
             for batch in batches(table, task, columns):
                 rows = conform_to(batch, self.columns)
                 if rows.num_rows:
                     sequence = rows.column(SEQUENCE_COLUMN.name)
-                    replay.add_rows(rows, _places(rows), sequence)
+                    replay.add_rows(rows, _origins(rows), sequence)
 
 
-def _places(rows: pa.RecordBatch) -> pa.Table:
-    """Where rows came from, or nulls where the table does not say."""
-    kinds = (pa.string(), pa.int32(), pa.int64())
-    there = set(ORIGIN) <= set(rows.schema.names)
-    found = [
-        rows.column(ours).cast(kind) if there else pa.nulls(len(rows), kind)
-        for ours, kind in zip(ORIGIN, kinds, strict=True)
+def _origins(rows: pa.RecordBatch) -> pa.Table:
+    """Return the origins of rows, or nulls if the table has no metadata columns."""
+    types = (pa.string(), pa.int32(), pa.int64())
+    has_origins = set(ORIGIN) <= set(rows.schema.names)
+    columns = [
+        rows.column(name).cast(arrow_type) if has_origins else pa.nulls(len(rows), arrow_type)
+        for name, arrow_type in zip(ORIGIN, types, strict=True)
     ]
-    return pa.table(found, names=list(_PLACE))
+    return pa.table(columns, names=list(_ORIGIN))
 
 
 def _report_mismatches(
     replay: ChangeReplay, kind: MismatchKind, keys: Sequence[str], findings: TableFindings
 ) -> None:
-    """The first keys by name, all of them by number."""
+    """Report the first keys with this mismatch by name, the others by number."""
     total = replay.count(kind)
     first = list(replay.mismatches(kind, MOST))
-    for at, one in enumerate(first, start=1):
-        rest = total - at if at == len(first) else 0
-        more = f"; and so for {rest} other keys" if rest else ""
+    for index, mismatch in enumerate(first, start=1):
+        others = total - index if index == len(first) else 0
+        more = f"; and so for {others} other keys" if others else ""
         findings.add(
             "source",
             kind,
-            _EXPECTED[kind].format(key=_key(keys, one)),
+            _EXPECTED[kind].format(key=_key(keys, mismatch)),
             _SEEN[kind] + more,
-            **_where(one.place),
-            records=1 + rest,
+            **_where(mismatch.origin),
+            records=1 + others,
             harm="lost" if kind == "missing" else "phantom",
         )
 
 
-def _values(
+def _report_values(
     options: KafkaSourceOptions,
     reader: _ChangeReader,
     replay: ChangeReplay,
     findings: TableFindings,
 ) -> None:
-    """Name the columns of rows that are not as the records say."""
+    """Report the columns of rows that are not as the records say."""
     total = replay.count("value-differs")
-    first = [
-        (one, _expected(options, reader, one)) for one in replay.mismatches("value-differs", MOST)
-    ]
+    mismatches = list(replay.mismatches("value-differs", MOST))
+    first = [(mismatch, _expected_row(options, reader, mismatch)) for mismatch in mismatches]
     named = 0
-    for one, wanted, row in _matching_rows(reader, first):
+    for mismatch, wanted, row in _matching_rows(reader, first):
         for column, value in wanted.items():
             if repr(value) != repr(row[column]):
                 named += 1
                 findings.add(
                     "source",
                     "value-differs",
-                    f"{_key(reader.keys, one)}: `{column}` = {shorten(value)}",
+                    f"{_key(reader.keys, mismatch)}: `{column}` = {shorten(value)}",
                     shorten(row[column]),
-                    **_where(one.place),
+                    **_where(mismatch.origin),
                 )
     if total and not named:
         findings.add("source", "value-differs", "rows as their records say", f"{total} others")
@@ -299,68 +296,68 @@ def _values(
         findings.note(f"{total} rows differ from their records; the first {len(first)} are told")
 
 
-def _expected(
-    options: KafkaSourceOptions, reader: _ChangeReader, one: KeyMismatch
+def _expected_row(
+    options: KafkaSourceOptions, reader: _ChangeReader, mismatch: KeyMismatch
 ) -> dict[str, Any]:
-    """A row as its records say it, without values that none of them told for sure."""
-    assert one.place is not None, "a record says what the row should be"
-    row = _record_values(options, reader, one.place)
-    for column, place in one.carried.items():
-        old = _record_values(options, reader, place)
-        more = {column: old[column]} if column else old  # all of it: of a soft delete
-        row = {**more, **row}
+    """Read a row's records again. Returns the values that they give for sure."""
+    assert mismatch.origin is not None, "a record says what the row should be"
+    row = _record_values(options, reader, mismatch.origin)
+    for column, origin in mismatch.carried.items():
+        older = _record_values(options, reader, origin)
+        # No column: the newest record is a soft delete, and all values are from before.
+        row = {**({column: older[column]} if column else older), **row}
     return row
 
 
 def _record_values(
-    options: KafkaSourceOptions, reader: _ChangeReader, place: RecordId
+    options: KafkaSourceOptions, reader: _ChangeReader, origin: RecordId
 ) -> dict[str, Any]:
-    """The values that one record carries."""
-    changes = reader.changes(read_record(options, *place))
+    """Read one record again. Returns the values that it carries."""
+    changes = reader.changes(read_record(options, *origin))
     row: dict[str, Any] = changes.rows.to_pylist()[0]
-    silent = {name for name, flags in changes.missing.items() if flags[0].as_py()}
+    missing = {name for name, flags in changes.missing.items() if flags[0].as_py()}
     if not changes.carries[0].as_py():
-        silent |= {name for name in row if name not in {*OUR_NAMES, *reader.keys}}
-    return {name: value for name, value in row.items() if name not in silent}
+        missing |= {name for name in row if name not in {*OUR_NAMES, *reader.keys}}
+    return {name: value for name, value in row.items() if name not in missing}
 
 
 def _matching_rows(
     reader: _ChangeReader, first: Sequence[tuple[KeyMismatch, dict[str, Any]]]
 ) -> Iterator[tuple[KeyMismatch, dict[str, Any], dict[str, Any]]]:
-    """The table's rows of these keys, beside what is expected."""
+    """Yield the table's rows of these keys, beside what is expected of them."""
     keys, columns = reader.keys, tuple(reader.columns.names)
-    by_key = {repr([row[name] for name in keys]): (one, row) for one, row in first}
-    field_ = reader.columns.field(keys[0])
-    some = pa.array([row[keys[0]] for _, row in first], field_.type)
+    by_key = {repr([row[name] for name in keys]): (mismatch, row) for mismatch, row in first}
+    wanted = pa.array([row[keys[0]] for _, row in first], reader.columns.field(keys[0]).type)
     for task in tasks(reader.side.table, reader.side.live) if first else ():
         for batch in batches(reader.side.table, task, columns):
             rows = conform_to(batch, reader.columns)
-            for row in rows.filter(pc.is_in(rows.column(keys[0]), some)).to_pylist():
-                if known := by_key.get(repr([row[name] for name in keys])):
-                    yield (*known, row)
+            for row in rows.filter(pc.is_in(rows.column(keys[0]), wanted)).to_pylist():
+                if expected := by_key.get(repr([row[name] for name in keys])):
+                    yield (*expected, row)
 
 
-def _key(keys: Sequence[str], one: KeyMismatch) -> str:
-    return ", ".join(f"{name} = {shorten(v)}" for name, v in zip(keys, one.key, strict=True))
+def _key(keys: Sequence[str], mismatch: KeyMismatch) -> str:
+    return ", ".join(f"{name} = {shorten(v)}" for name, v in zip(keys, mismatch.key, strict=True))
 
 
-def _where(place: RecordId | None) -> dict[str, Any]:
-    if place is None:
+def _where(origin: RecordId | None) -> dict[str, Any]:
+    if origin is None:
         return {}
-    return {"stream": place[0], "partition": place[1], "start": place[2], "stop": place[2] + 1}
+    topic, partition, offset = origin
+    return {"stream": topic, "partition": partition, "start": offset, "stop": offset + 1}
 
 
 def _report_compared(
-    reader: _ChangeReader, replay: ChangeReplay, seen: BrokerSide, findings: TableFindings
+    reader: _ChangeReader, replay: ChangeReplay, broker: BrokerSide, findings: TableFindings
 ) -> None:
-    """Say what was compared, and plainly what was not."""
+    """End the check: say what was compared, and what was not."""
     text = f"{reader.read} records of the broker make {replay.keys_read} keys"
     text += f", compared with {replay.rows_read} rows"
     parts = []
-    if seen.unchecked:
-        parts.append(f"{seen.unchecked} offsets are not on the broker any more")
-    if seen.compacted:
-        parts.append(f"{', '.join(sorted(seen.compacted))}: compacted")
+    if broker.unchecked:
+        parts.append(f"{broker.unchecked} offsets are not on the broker any more")
+    if broker.compacted:
+        parts.append(f"{', '.join(sorted(broker.compacted))}: compacted")
     if parts:
         text += f"; not proven: {', '.join(parts)}. Rows whose records are there were compared"
     if replay.undecided:

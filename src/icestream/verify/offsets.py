@@ -15,15 +15,13 @@ Sets = dict[SourcePartition, BitMap64]
 
 @dataclass
 class OffsetBitmaps:
-    """The origins of some rows; a row that is there again counts as doubled."""
+    """The origins of some rows, and those that several rows have."""
 
     rows: int = 0
     unknown: int = 0  # rows that name no origin, so they are not ours
     sets: Sets = field(default_factory=dict)
-    doubled: Sets = field(default_factory=dict)
-    extra: dict[SourcePartition, int] = field(
-        default_factory=dict
-    )  # rows beyond the first of an origin
+    doubled: Sets = field(default_factory=dict)  # origins of more than one row
+    extra: dict[SourcePartition, int] = field(default_factory=dict)  # rows but the first of each
 
     def add_rows(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch, whose first columns are topic, partition and offset."""
@@ -42,11 +40,11 @@ class OffsetBitmaps:
         codes = topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         partitions = batch.column(1).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = batch.column(2).to_numpy(zero_copy_only=False).astype(np.int64)
-        keys = (codes << 32) | partitions
-        found = np.unique(keys)
-        for key in found.tolist():
-            mine = offsets if len(found) == 1 else offsets[keys == key]
-            self._add((names[key >> 32], key & 0xFFFFFFFF), mine)
+        keys = (codes << 32) | partitions  # one number for topic and partition
+        distinct = np.unique(keys).tolist()
+        for key in distinct:
+            key_offsets = offsets if len(distinct) == 1 else offsets[keys == key]
+            self._add((names[key >> 32], key & 0xFFFFFFFF), key_offsets)
 
     def merge(self, other: "OffsetBitmaps") -> None:
         """Add the rows of another file."""
@@ -58,10 +56,10 @@ class OffsetBitmaps:
             self._union(partition, more)
 
     def within(self, topics: Iterable[str]) -> int:
-        """How many rows these topics have."""
+        """Count the rows of these topics."""
         wanted = set(topics)
-        kept = sum(len(found) for (topic, _), found in self.sets.items() if topic in wanted)
-        return kept + sum(count for (topic, _), count in self.extra.items() if topic in wanted)
+        first = sum(len(offsets) for (topic, _), offsets in self.sets.items() if topic in wanted)
+        return first + sum(count for (topic, _), count in self.extra.items() if topic in wanted)
 
     @property
     def topics(self) -> set[str]:
@@ -69,69 +67,69 @@ class OffsetBitmaps:
         return {topic for topic, _ in self.sets}
 
     def _add(self, partition: SourcePartition, offsets: np.ndarray) -> None:
-        fresh = bitmap(offsets)
-        if len(fresh) < len(offsets):
+        distinct = bitmap(offsets)
+        if len(distinct) < len(offsets):
             values, counts = np.unique(offsets, return_counts=True)
-            again = bitmap(values[counts > 1])
-            self._doubled(partition, again, len(offsets) - len(fresh))
-        self._union(partition, fresh)
+            doubled = bitmap(values[counts > 1])
+            self._doubled(partition, doubled, len(offsets) - len(distinct))
+        self._union(partition, distinct)
 
     def _union(self, partition: SourcePartition, more: BitMap64) -> None:
-        there = self.sets.get(partition)
-        if there is None:
+        offsets = self.sets.get(partition)
+        if offsets is None:
             self.sets[partition] = more.copy()
             return
-        both = there & more
+        both = offsets & more
         if both:
             self._doubled(partition, both, len(both))
-        there |= more
+        offsets |= more
 
-    def _doubled(self, partition: SourcePartition, again: BitMap64, count: int) -> None:
-        self.doubled[partition] = self.doubled.get(partition, BitMap64()) | again
+    def _doubled(self, partition: SourcePartition, offsets: BitMap64, count: int) -> None:
+        self.doubled[partition] = self.doubled.get(partition, BitMap64()) | offsets
         self.extra[partition] = self.extra.get(partition, 0) + count
 
 
 def bitmap(offsets: np.ndarray) -> BitMap64:
-    """A bitmap of an array, without a loop over its values."""
-    plain = array.array("Q")
-    plain.frombytes(np.ascontiguousarray(offsets, dtype=np.uint64).tobytes())
-    return BitMap64(plain)
+    """Make a bitmap of an array, without a loop over its values."""
+    values = array.array("Q")
+    values.frombytes(np.ascontiguousarray(offsets, dtype=np.uint64).tobytes())
+    return BitMap64(values)
 
 
 def span(start: int, stop: int) -> BitMap64:
-    """All offsets from `start` up to, not including, `stop`."""
-    whole = BitMap64()
+    """Return all offsets from `start` up to, not including, `stop`."""
+    offsets = BitMap64()
     if stop > start:
-        whole.add_range(start, stop)
-    return whole
+        offsets.add_range(start, stop)
+    return offsets
 
 
-def contiguous_ranges(found: BitMap64, most: int) -> Iterator[tuple[int, int, int]]:
-    """The first ranges of a set: start, stop and how many are in it; the last takes the rest."""
-    told, total = 0, len(found)
-    at = found.min() if found else 0
-    for number in range(most):
-        if told >= total:
+def contiguous_ranges(offsets: BitMap64, most: int) -> Iterator[tuple[int, int, int]]:
+    """Yield a set's first ranges: start, stop, count; the last of them takes all that remain."""
+    covered, total = 0, len(offsets)
+    start = offsets.min() if offsets else 0
+    for index in range(most):
+        if covered >= total:
             return
-        if number == most - 1:
-            yield at, found.max() + 1, total - told
+        if index == most - 1:
+            yield start, offsets.max() + 1, total - covered
             return
-        stop = _range_end(found, at)
-        yield at, stop, stop - at
-        told += stop - at
-        if told < total:
-            at = found.next_set_bit(stop)
+        stop = _range_end(offsets, start)
+        yield start, stop, stop - start
+        covered += stop - start
+        if covered < total:
+            start = offsets.next_set_bit(stop)
 
 
-def _range_end(found: BitMap64, start: int) -> int:
-    """Where a run of neighbours that begins at `start` ends: doubling steps, then halving."""
+def _range_end(offsets: BitMap64, start: int) -> int:
+    """Find where a run of neighbours that begins at `start` ends: doubling steps, then halving."""
     step = 1
-    while found.contains_range(start, start + step):
+    while offsets.contains_range(start, start + step):
         step *= 2
     low, high = start + step // 2, start + step  # in up to low, not in up to high
     while high - low > 1:
         middle = (low + high) // 2
-        if found.contains_range(start, middle):
+        if offsets.contains_range(start, middle):
             low = middle
         else:
             high = middle

@@ -1,4 +1,4 @@
-"""Findings and what becomes of them: counted whole, told in part."""
+"""Findings of `icestream verify`: all are counted, the first of each check are kept."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -44,12 +44,12 @@ class CheckResult:
     name: CheckName
     status: CheckStatus
     detail: str
-    findings: int = 0  # all, also those that are not told
+    findings: int = 0  # all of them, also those that are not kept
 
 
 @dataclass(frozen=True)
 class TableReport:
-    """Everything about one table."""
+    """All results for one table, in `verify --json`."""
 
     table: str
     checks: tuple[CheckResult, ...]
@@ -62,7 +62,7 @@ class TableReport:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """Everything about one pipeline."""
+    """All results for one pipeline."""
 
     pipeline: str
     tables: tuple[TableReport, ...]
@@ -74,7 +74,7 @@ class VerifyResult:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing at all was found."""
+        """Whether no table has a violation."""
         return not self.violations
 
     @property
@@ -106,7 +106,7 @@ class VerifyResult:
 
 @dataclass
 class TableFindings:
-    """Collects what is found in one table while it is looked at."""
+    """Collects the findings of one table while its checks run."""
 
     table: str
     notes: list[str] = field(default_factory=list)
@@ -116,7 +116,7 @@ class TableFindings:
     _checks: list[CheckResult] = field(default_factory=list)
 
     def add(self, check: CheckName, kind: str, expected: str, seen: str, **facts: Any) -> None:
-        """Take up a finding; of each check the first ones are kept whole."""
+        """Add a finding; of each check only the first `MOST` are kept, all are counted."""
         finding = Finding(check, kind, self.table, expected, seen, **facts)
         self._total[check] = self._total.get(check, 0) + 1
         if self._total[check] <= MOST:
@@ -131,40 +131,41 @@ class TableFindings:
         kind: str,
         expected: str,
         seen: str,
-        place: tuple[str, int],
+        partition: tuple[str, int],
         ranges: Iterable[tuple[int, int, int]],
         **facts: Any,
     ) -> None:
-        """Take up the same finding for each range of positions; `{}` in `seen` is how many."""
+        """Add the same finding for each range of positions; `{}` in `seen` is the range's count."""
+        stream, number = partition
         for start, stop, count in ranges:
-            where = {"stream": place[0], "partition": place[1], "start": start, "stop": stop}
+            where = {"stream": stream, "partition": number, "start": start, "stop": stop}
             self.add(
                 check, kind, expected, seen.format(count), **where | {"records": count} | facts
             )
 
     def note(self, text: str) -> None:
-        """Something to know that is no violation."""
+        """Add something to know that is no violation, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def count(self, check: CheckName) -> int:
-        """Findings of this check so far."""
+        """Return how many findings this check has so far."""
         return self._total.get(check, 0)
 
     def finish_check(self, name: CheckName, detail: str, looked: bool = True) -> None:
-        """End a check; one that could not look at everything is never ok."""
-        found = self.count(name)
-        status: CheckStatus = "violated" if found else "ok" if looked else "unchecked"
-        self._checks.append(CheckResult(name, status, detail, found))
+        """End a check. `looked`: it could look at everything; else it is never ok."""
+        count = self.count(name)
+        status: CheckStatus = "violated" if count else "ok" if looked else "unchecked"
+        self._checks.append(CheckResult(name, status, detail, count))
 
     def report(self) -> TableReport:
-        """What there is to say."""
+        """Return the results as they are now."""
         return TableReport(
             self.table, tuple(self._checks), tuple(self._kept), tuple(self.notes), **self._worst()
         )
 
     def _worst(self) -> Mapping[str, int]:
-        """Of each harm the largest sum of one check of one snapshot: they see the same rows."""
+        """Return, by harm, the largest count of any one check: checks find the same rows again."""
         worst: dict[str, int] = {}
         for (harm, _, _), records in self._harm.items():
             worst[harm] = max(records, worst.get(harm, 0))

@@ -16,7 +16,7 @@ UNREADABLE = (OSError, ValueError)  # what a damaged file raises; Arrow's errors
 
 
 class OriginReader:
-    """Where the rows of a table's files came from; files never change, so each is read once."""
+    """Reads the origins of rows; a data file never changes, so each is read once."""
 
     def __init__(self, table: Table, columns: tuple[str, str, str]) -> None:
         self._table = table
@@ -24,41 +24,36 @@ class OriginReader:
         self._files: dict[tuple[str, ...], OffsetBitmaps] = {}
 
     def of(self, snapshot_id: int, live: Sequence[DataFile]) -> OffsetBitmaps:
-        """All rows of a snapshot with these files."""
-        whole = OffsetBitmaps()
+        """Return the origins of all rows of a snapshot with these live files."""
+        origins = OffsetBitmaps()
         for task in tasks(self._table, live, snapshot_id):
             deletes = sorted(file.file_path for file in task.delete_files)
             key = (task.file.file_path, *deletes)
             if key not in self._files:
                 self._files[key] = self._read(task)
-            whole.merge(self._files[key])
-        return whole
+            origins.merge(self._files[key])
+        return origins
 
     def _read(self, task: FileScanTask) -> OffsetBitmaps:
-        found = OffsetBitmaps()
+        origins = OffsetBitmaps()
         for batch in batches(self._table, task, self._columns):
-            found.add_rows(batch)
-        for kept in found.sets.values():
-            kept.run_optimize()
-        return found
+            origins.add_rows(batch)
+        for offsets in origins.sets.values():
+            offsets.run_optimize()
+        return origins
 
 
 def tasks(
     table: Table, live: Sequence[DataFile], snapshot_id: int | None = None
 ) -> list[FileScanTask]:
-    """The data files of a snapshot, each with its deletes; `live` are all of its files."""
+    """List the data files of a snapshot, each with its deletes; `live` are all of its files."""
     if all(file.content == DataFileContent.DATA for file in live):
         return [FileScanTask(file) for file in live]
     return list(table.scan(snapshot_id=snapshot_id).plan_files())
 
 
 def batches(table: Table, task: FileScanTask, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """The rows of one data file, in the table's current columns."""
-    scan = ArrowScan(
-        table.metadata,
-        table.io,
-        table.schema().select(*columns),
-        AlwaysTrue(),
-    )
+    """Read the live rows of one data file, in the table's current columns."""
+    scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue())
     for batch in scan.to_record_batches([task]):
         yield batch.select(list(columns))

@@ -1,9 +1,8 @@
-"""The tables of a pipeline, each looked at by every check; no JVM, nothing is written."""
+"""Verify: runs every check on every table of a pipeline; no JVM, writes nothing."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 from pyiceberg.manifest import DataFile, DataFileContent, clear_manifest_cache
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -13,7 +12,13 @@ from icestream.config.model import PipelineConfig
 from icestream.config.options.table import TableRule
 from icestream.errors import Replaced
 from icestream.tables.design import key_columns, quarantine_name
-from icestream.tables.inventory import routed_tables, translate_catalog_errors
+from icestream.tables.inventory import (
+    DAMAGED,
+    NOT_THERE,
+    first_line,
+    routed_tables,
+    translate_catalog_errors,
+)
 from icestream.tables.marker import Marker, property_name
 from icestream.tables.metadata import Metadata
 from icestream.verify.chain import MarkerChain, check_chain
@@ -24,67 +29,65 @@ from icestream.verify.report import TableFindings, VerifyResult
 from icestream.verify.rows import RowCheckRules, check_quarantine, check_snapshot
 from icestream.verify.scan import ORIGIN, QUARANTINE_ORIGIN, UNREADABLE, OriginReader
 
+_COUNTS_ONLY = RowCheckRules(offsets=False, gapless=False)
+
 
 @dataclass
 class CheckedTable:
-    """One table and what was found out about it so far."""
+    """One table, and what its checks have read so far."""
 
     name: str
     findings: TableFindings
     table: Table | None = None
     chain: MarkerChain | None = None
-    live: list[DataFile] | None = None  # of the current snapshot, if all are sound
-    rows: OffsetBitmaps | None = (
-        None  # of the current snapshot, if they could be read and told apart
-    )
+    live: list[DataFile] | None = None  # of the current snapshot, if no file is damaged
+    rows: OffsetBitmaps | None = None  # of the current snapshot, if read and told apart
     damaged: bool = False
-    terms: RowCheckRules = field(
-        default_factory=lambda: RowCheckRules(offsets=False, gapless=False)
-    )
+    rules: RowCheckRules = _COUNTS_ONLY
 
 
 def verify(
     config: PipelineConfig, source: bool = False, all_snapshots: bool = False, deep: bool = False
 ) -> VerifyResult:
-    """Look at every table of a pipeline; raises Unreachable when catalog or broker are away."""
-    opened = catalog_for(config.catalog)
-    opened.check()
+    """Check every table of a pipeline; raises Unreachable when catalog or broker do not answer."""
+    adapter = catalog_for(config.catalog)
+    adapter.check()
     clear_manifest_cache()
     reports = []
     with translate_catalog_errors(config.catalog.name):
-        catalog = opened.open()
-        found = routed_tables(config, catalog)
-    for name, rule in found:
+        catalog = adapter.open()
+        tables = routed_tables(config, catalog)
+    for name, rule in tables:
         main = _check_table(config, catalog, name, ORIGIN, all_snapshots, deep, rule)
-        aside = None
+        quarantine = None
         with translate_catalog_errors(config.catalog.name):
             has_quarantine = catalog.table_exists(quarantine_name(name))
         if has_quarantine:
-            aside = _check_table(
+            quarantine = _check_table(
                 config, catalog, quarantine_name(name), QUARANTINE_ORIGIN, all_snapshots, deep
             )
         if main.chain:
-            if main.damaged or (aside and aside.damaged):
+            if main.damaged or (quarantine and quarantine.damaged):
                 main.findings.finish_check("quarantine", "rows could not be read", looked=False)
             else:
-                bad = aside.rows if aside else None
-                check_quarantine(main.rows, bad, main.chain, main.terms, main.findings)
+                bad = quarantine.rows if quarantine else None
+                check_quarantine(main.rows, bad, main.chain, main.rules, main.findings)
             if source:
-                _compare(config, rule, main, aside)
+                _compare_with_source(config, rule, main, quarantine)
         reports.append(main.findings.report())
-        if aside:
-            reports.append(aside.findings.report())
+        if quarantine:
+            reports.append(quarantine.findings.report())
     return VerifyResult(config.name, tuple(reports))
 
 
-def _compare(
-    config: PipelineConfig, rule: TableRule, main: CheckedTable, aside: CheckedTable | None
+def _compare_with_source(
+    config: PipelineConfig, rule: TableRule, main: CheckedTable, quarantine: CheckedTable | None
 ) -> None:
     if config.source.type != "kafka":
         text = f"a source of type `{config.source.type}` cannot be asked for its records again"
         main.findings.finish_check("source", text, looked=False)
         return
-    damaged = main.damaged or (aside is not None and aside.damaged)
+    damaged = main.damaged or (quarantine is not None and quarantine.damaged)
     keys = key_columns(rule, main.table.properties) if main.table else None
     told_apart = main.rows is not None or bool(keys)
     if damaged or not (told_apart and main.table and main.chain and main.live is not None):
@@ -97,8 +100,8 @@ def _compare(
     from icestream.verify.source import check_source
 
     landed = main.rows.sets if main.rows else {}
-    quarantined = aside.rows.sets if aside and aside.rows else {}
-    side = TableSide(main.table, main.live, main.chain, landed, quarantined, main.terms)
+    quarantined = quarantine.rows.sets if quarantine and quarantine.rows else {}
+    side = TableSide(main.table, main.live, main.chain, landed, quarantined, main.rules)
     if keys:
         check_mirror(config, rule, keys, side, main.findings)
     else:
@@ -114,35 +117,30 @@ def _check_table(
     deep: bool,
     rule: TableRule | None = None,
 ) -> CheckedTable:
-    """Chain, files and rows of one table; without a rule it is a quarantine."""
-    looked = CheckedTable(name, TableFindings(name))
-    findings = looked.findings
+    """Check chain, files and rows of one table; without a rule it is a quarantine."""
+    checked = CheckedTable(name, TableFindings(name))
+    findings = checked.findings
     try:
         with translate_catalog_errors(config.catalog.name):
             table = catalog.load_table(name)
-    except (NoSuchTableError, NoSuchNamespaceError):
+    except NOT_THERE:
         findings.add(
             "chain", "table-missing", "the table", "not in the catalog: dropped, or no run"
         )
         findings.finish_check("chain", "no table")
-        return looked
-    except FileNotFoundError as failure:
-        looked.damaged = True
-        findings.add("files", "missing-file", "the table's metadata file", str(failure)[:200])
+        return checked
+    except DAMAGED as failure:
+        checked.damaged = True
+        kind = "missing-file" if isinstance(failure, FileNotFoundError) else "unreadable"
+        findings.add("files", kind, "the table's metadata file", first_line(failure))
         findings.finish_check("files", "no metadata")
-        return looked
-    except (ValueError, ValidationError) as failure:
-        looked.damaged = True
-        seen = str(failure).splitlines()[0][:200]
-        findings.add("files", "unreadable", "the table's metadata file", seen)
-        findings.finish_check("files", "no metadata")
-        return looked
-    looked.table = table
+        return checked
+    checked.table = table
     metadata = Metadata.of(table)
     keys = key_columns(rule, table.properties) if rule else None
-    chain = looked.chain = check_chain(metadata, config.name, findings, mirror=bool(keys))
-    looked.terms = _terms(config, metadata)
-    lineage = {link.snapshot_id for link in chain.ancestors}
+    chain = checked.chain = check_chain(metadata, config.name, findings, mirror=bool(keys))
+    checked.rules = _check_rules(config, metadata)
+    history = {snapshot.snapshot_id for snapshot in chain.ancestors}
     current = table.metadata.current_snapshot_id
     wanted = [
         snapshot
@@ -150,129 +148,125 @@ def _check_table(
         if all_snapshots or snapshot.snapshot_id == current
     ]
     files = FileChecker(table.io, deep, findings)
-    live = {each.snapshot_id: files.live_files(each) for each in wanted}
-    told = f"{files.seen} files of {_snapshots(len(wanted))}"
-    findings.finish_check("files", told + (", every value read" if deep else ""))
+    live = {snapshot.snapshot_id: files.live_files(snapshot) for snapshot in wanted}
+    detail = f"{files.checked} files of {_snapshots(len(wanted))}"
+    findings.finish_check("files", detail + (", every value read" if deep else ""))
     if current is None:
-        looked.live, looked.rows = [], OffsetBitmaps()
+        checked.live, checked.rows = [], OffsetBitmaps()
         findings.finish_check("rows", "no snapshot yet")
-        return looked
-    looked.live = live[current]
-    looked.damaged = looked.live is None
-    ordered = [each for each in wanted if each.snapshot_id in lineage]
+        return checked
+    checked.live = live[current]
+    checked.damaged = checked.live is None
+    in_history = [snapshot for snapshot in wanted if snapshot.snapshot_id in history]
     if keys:
-        _mirror(table, keys, ordered, live, looked)
-        return looked
+        _check_mirror_keys(table, keys, in_history, live, checked)
+        return checked
     if not set(columns) <= set(table.schema().column_names):
-        _check_row_count(current, looked)
-        return looked
-    looked.rows = _rows(table, columns, ordered, live, looked)
-    looked.damaged = looked.rows is None
-    if len(ordered) < len(wanted):
-        findings.note(
-            f"{_snapshots(len(wanted) - len(ordered))} off the table's history: only files checked"
-        )
-    return looked
+        _check_row_count(current, checked)
+        return checked
+    checked.rows = _check_rows(table, columns, in_history, live, checked)
+    checked.damaged = checked.rows is None
+    if rolled_back := len(wanted) - len(in_history):
+        findings.note(f"{_snapshots(rolled_back)} off the table's history: only files checked")
+    return checked
 
 
-def _rows(
+def _check_rows(
     table: Table,
     columns: tuple[str, str, str],
-    ordered: list[Snapshot],
+    snapshots: list[Snapshot],
     live: dict[int, list[DataFile] | None],
-    looked: CheckedTable,
+    checked: CheckedTable,
 ) -> OffsetBitmaps | None:
-    """Judge the rows of these snapshots; → those of the current one."""
-    assert looked.chain is not None, "the chain is followed before rows are looked at"
-    findings, unread, newest = looked.findings, 0, None
+    """Check the rows of these snapshots. Returns those of the current one, if they were read."""
+    assert checked.chain is not None, "the chain is followed before rows are looked at"
+    findings, unread, newest = checked.findings, 0, None
     origins = OriginReader(table, columns)
-    for snapshot in ordered:
-        found = live[snapshot.snapshot_id]
-        if found is None:
+    for snapshot in snapshots:
+        files = live[snapshot.snapshot_id]
+        if files is None:
             unread += 1
             continue
         try:
-            rows = origins.of(snapshot.snapshot_id, found)
+            rows = origins.of(snapshot.snapshot_id, files)
         except UNREADABLE as failure:
-            told = str(failure).splitlines()[0][:200]
-            findings.add("rows", "unreadable", "rows", told, snapshot_id=snapshot.snapshot_id)
+            why = first_line(failure)
+            findings.add("rows", "unreadable", "rows", why, snapshot_id=snapshot.snapshot_id)
             unread += 1
             continue
-        check_snapshot(snapshot.snapshot_id, rows, looked.chain, looked.terms, findings)
+        check_snapshot(snapshot.snapshot_id, rows, checked.chain, checked.rules, findings)
         if snapshot.snapshot_id == table.metadata.current_snapshot_id:
             newest = rows
-    _note_unjudged(looked)
-    told = f"{newest.rows if newest else 0} rows"
-    told += f", {_snapshots(len(ordered))}" if len(ordered) > 1 else ""
+    _note_unchecked(checked)
+    detail = f"{newest.rows if newest else 0} rows"
+    detail += f", {_snapshots(len(snapshots))}" if len(snapshots) > 1 else ""
     if newest and newest.unknown:
-        told += f", {newest.unknown} of which name no record"
+        detail += f", {newest.unknown} of which name no record"
     if unread:
-        told += f"; {_snapshots(unread)} with damaged files not read"
-    if looked.chain.marker is None:
-        told += "; no marker to compare with"
-    findings.finish_check("rows", told, looked=not unread and looked.chain.marker is not None)
+        detail += f"; {_snapshots(unread)} with damaged files not read"
+    if checked.chain.marker is None:
+        detail += "; no marker to compare with"
+    findings.finish_check("rows", detail, looked=not unread and checked.chain.marker is not None)
     return newest
 
 
-def _mirror(
+def _check_mirror_keys(
     table: Table,
     keys: tuple[str, ...],
-    ordered: list[Snapshot],
+    snapshots: list[Snapshot],
     live: dict[int, list[DataFile] | None],
-    looked: CheckedTable,
+    checked: CheckedTable,
 ) -> None:
-    """Rows of a mirror are not records: of each key there is one."""
-    found, rows, unread = KeyChecker(table, keys), 0, 0
-    for snapshot in ordered:
+    """Rows of a mirror are not records: check that each key has one."""
+    checker, rows, unread = KeyChecker(table, keys), 0, 0
+    for snapshot in snapshots:
         files = live[snapshot.snapshot_id]
         try:
             if files is None:
                 unread += 1
             else:
-                rows = found.check(snapshot.snapshot_id, files, looked.findings)
+                rows = checker.check(snapshot.snapshot_id, files, checked.findings)
         except UNREADABLE as failure:
-            told = str(failure).splitlines()[0][:200]
-            at = snapshot.snapshot_id
-            looked.findings.add("rows", "unreadable", "rows", told, snapshot_id=at)
+            why, snapshot_id = first_line(failure), snapshot.snapshot_id
+            checked.findings.add("rows", "unreadable", "rows", why, snapshot_id=snapshot_id)
             unread += 1
-    told = f"{rows} rows by {', '.join(keys)}, {_snapshots(len(ordered))}"
-    told += f"; {_snapshots(unread)} with damaged files not read" if unread else ""
-    looked.findings.finish_check("rows", told, looked=not unread)
+    detail = f"{rows} rows by {', '.join(keys)}, {_snapshots(len(snapshots))}"
+    detail += f"; {_snapshots(unread)} with damaged files not read" if unread else ""
+    checked.findings.finish_check("rows", detail, looked=not unread)
 
 
-def _note_unjudged(looked: CheckedTable) -> None:
-    """Say what cannot be judged here."""
-    assert looked.chain is not None, "the chain is followed before rows are looked at"
-    if not looked.terms.offsets:
-        looked.findings.note(
+def _note_unchecked(checked: CheckedTable) -> None:
+    """Note what cannot be checked of this table's rows."""
+    assert checked.chain is not None, "the chain is followed before rows are looked at"
+    findings = checked.findings
+    if not checked.rules.offsets:
+        findings.note(
             "positions are entries of a ledger: uniqueness and counts are checked, ranges are not"
         )
-    for stream in sorted(looked.chain.reused):
-        looked.findings.note(
+    for stream in sorted(checked.chain.reused):
+        findings.note(
             f"`{stream}`: positions do not tell its records apart after an accepted loss; "
             "its rows are not judged"
         )
-    for stream in sorted(looked.terms.others):
-        looked.findings.note(
-            f"`{stream}` also comes from another pipeline; its rows are not judged"
-        )
+    for stream in sorted(checked.rules.others):
+        findings.note(f"`{stream}` also comes from another pipeline; its rows are not judged")
 
 
-def _check_row_count(snapshot_id: int, looked: CheckedTable) -> None:
-    """Without metadata columns only the number of rows can be judged."""
-    assert looked.chain is not None, "the chain is followed before rows are looked at"
-    total = 0
-    if looked.live is not None:
-        data = [file for file in looked.live if file.content == DataFileContent.DATA]
+def _check_row_count(snapshot_id: int, checked: CheckedTable) -> None:
+    """Without metadata columns only the number of rows can be checked."""
+    assert checked.chain is not None, "the chain is followed before rows are looked at"
+    total, findings = 0, checked.findings
+    if checked.live is not None:
+        data = [file for file in checked.live if file.content == DataFileContent.DATA]
         total = sum(file.record_count for file in data)
-        plain = RowCheckRules(offsets=False, gapless=False)
-        check_snapshot(snapshot_id, OffsetBitmaps(rows=total), looked.chain, plain, looked.findings)
-    looked.findings.note("no metadata columns: rows are counted, not told apart")
-    looked.findings.finish_check("rows", f"{total} rows by the files' counts", looked=False)
+        rows = OffsetBitmaps(rows=total)
+        check_snapshot(snapshot_id, rows, checked.chain, _COUNTS_ONLY, findings)
+    findings.note("no metadata columns: rows are counted, not told apart")
+    findings.finish_check("rows", f"{total} rows by the files' counts", looked=False)
 
 
-def _terms(config: PipelineConfig, metadata: Metadata) -> RowCheckRules:
-    kind = config.source.type
+def _check_rules(config: PipelineConfig, metadata: Metadata) -> RowCheckRules:
+    source_type = config.source.type
     others: set[str] = set()
     for key, value in metadata.properties.items():
         if key.startswith("icestream.") and key.endswith(".marker"):
@@ -281,8 +275,8 @@ def _terms(config: PipelineConfig, metadata: Metadata) -> RowCheckRules:
             try:
                 others |= set(Marker.from_json(value).positions)
             except (Replaced, KeyError, TypeError, AttributeError):
-                continue  # another pipeline's trouble
-    return RowCheckRules(kind != "files", kind == "generator", frozenset(others))
+                continue  # `verify` of that pipeline reports it
+    return RowCheckRules(source_type != "files", source_type == "generator", frozenset(others))
 
 
 def _snapshots(count: int) -> str:

@@ -77,7 +77,7 @@ class Broker:
         self._java_options = tuple(java_options)
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._said = 0  # where this start begins in the log
+        self._log_start = 0  # where this start begins in the log
 
     @property
     def bootstrap(self) -> str:
@@ -86,18 +86,18 @@ class Broker:
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The id of the broker's process, while there is one."""
         if self._process is None or self._process.poll() is not None:
             return None
         return self._process.pid
 
     @property
     def log(self) -> Path:
-        """What the broker says, over all its starts."""
+        """The broker's log, over all its starts."""
         return self.folder / "broker.log"
 
     def start(self) -> None:
-        """Return when a client can list topics; data of an earlier start are there again."""
+        """Start the broker, with the data of earlier starts; return when it lists topics."""
         if self.pid:
             return
         self._end()
@@ -109,7 +109,7 @@ class Broker:
             )
         command = self._command()
         with self.log.open("ab") as log:
-            self._said = log.tell()
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -127,7 +127,7 @@ class Broker:
             raise
 
     def stop(self) -> None:
-        """End it in good order, or by force when that takes too long."""
+        """End the broker in good order, or by force when that takes too long."""
         if self._process:
             self._process.terminate()
             try:
@@ -137,7 +137,7 @@ class Broker:
         self._end()
 
     def kill(self) -> None:
-        """End it as a crash would; what it acknowledged is still there after a start."""
+        """End the broker as a crash would; a start has all acknowledged records again."""
         if self._process:
             self._process.kill()
         self._end()
@@ -155,7 +155,7 @@ class Broker:
         self.stop()
 
     def _command(self) -> list[str]:
-        """Write what the broker reads at its start; return how to start it."""
+        """Write the files that the broker reads at its start. Returns the command to start it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         controller = f"{HOST}:{free_port(but=self.port)}"
         settings = {
@@ -174,7 +174,7 @@ class Broker:
         return [str(java), *flags, "kafka.Kafka", str(file)]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask for the topics until this very broker answers and counts itself in."""
+        """Ask for the topics until this broker, by its cluster id, answers and lists itself."""
         cluster = _cluster(self.folder / "data")
         client = AdminClient(
             {"bootstrap.servers": self.bootstrap, "reconnect.backoff.max.ms": 100, "log_level": 0}
@@ -188,10 +188,10 @@ class Broker:
                     hint="the log says more",
                 )
             try:
-                found = client.list_topics(timeout=0.5)
+                answer = client.list_topics(timeout=0.5)
             except KafkaException:
-                continue  # it took its time to fail
-            if str(found.cluster_id) == cluster and found.brokers:
+                continue  # the call itself has waited
+            if str(answer.cluster_id) == cluster and answer.brokers:
                 return
             time.sleep(0.02)
         raise Unreachable(
@@ -201,22 +201,22 @@ class Broker:
         )
 
     def _last_words(self) -> str:
-        """The last error since the start, else the last line."""
-        said = self.log.read_bytes()[self._said :].decode(errors="replace")
-        lines = said.splitlines() or ["it says nothing"]
+        """Return the last error in the log since the start, else the last line."""
+        text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        lines = text.splitlines() or ["it says nothing"]
         return next((line for line in reversed(lines) if "Exception: " in line), lines[-1]).strip()
 
     def _end(self) -> None:
         """Wait for both processes, so that none is left."""
-        for ours in filter(None, (self._process, self._watchdog)):
-            if ours.stdin:
-                ours.stdin.close()
-            ours.wait()
+        for process in filter(None, (self._process, self._watchdog)):
+            if process.stdin:
+                process.stdin.close()
+            process.wait()
         self._process = self._watchdog = None
 
 
 def free_port(but: int | None = None) -> int:
-    """A port on loopback that nobody listens on at the moment."""
+    """Choose a port on loopback that nobody listens on at the moment."""
     for _ in range(1000):
         port = secrets.choice(PORTS)
         if port != but and _is_free(port):
@@ -233,7 +233,7 @@ def _is_free(port: int) -> bool:
 
 
 def _format(data: Path) -> None:
-    """Do what the storage tool does, without the second that its JVM takes to start."""
+    """Format a data folder as Kafka's storage tool does, without a second for its JVM."""
     file = data / "meta.properties"
     if not file.exists():
         data.mkdir(exist_ok=True)
@@ -247,5 +247,5 @@ def _cluster(data: Path) -> str:
 
 
 def _properties(settings: Mapping[str, str]) -> str:
-    r"""Spell a Java properties file, in which a \ begins an escape."""
+    r"""Write a Java properties file, in which a \ begins an escape."""
     return "".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in settings.items())

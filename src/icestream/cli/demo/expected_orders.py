@@ -1,4 +1,4 @@
-"""The shop's own books: what its orders must be, after so many changes; the demo's proof."""
+"""The demo's proof: the orders that the shop's changes must have made, against the mirror."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from icestream.sources.shop import make
 from icestream.tables.marker import Marker, property_name
 
 # The newest change of each order, but for those that end in a cancellation.
-_BOOKS = """
+_EXPECTED = """
     SELECT order_id, customer_id, status, amount::DECIMAL(12,2) AS amount
     FROM (
         SELECT from_json(value, '{"change_id": "BIGINT", "order_id": "BIGINT",
@@ -31,7 +31,7 @@ _BOOKS = """
 
 
 def prove_generated(loaded: LoadedConfig) -> None:
-    """The same, for a shop that the pipeline makes up itself: all changes below its position."""
+    """Prove the demo without Kafka: `shop.orders` is what all changes below its position make."""
     stored = table(loaded.path, "shop.orders").properties[property_name(loaded.pipeline.name)]
     marker = Marker.from_json(stored)
     topic = "order_changes"
@@ -40,13 +40,14 @@ def prove_generated(loaded: LoadedConfig) -> None:
 
 
 def prove(loaded: LoadedConfig, numbers: "Sequence[int] | np.ndarray", began_ms: int) -> None:
-    """Compare the mirror with what these changes, by their numbers, have made of the orders."""
-    wanted = kept(numbers, began_ms)
-    found = table(loaded.path, "shop.orders").scan(selected_fields=tuple(wanted.column_names))
-    rows = found.to_arrow().select(wanted.column_names).cast(wanted.schema).sort_by("order_id")
-    if rows != wanted:
+    """Raise InternalError unless `shop.orders` is what the changes with these numbers make."""
+    expected = kept(numbers, began_ms)
+    columns = expected.column_names
+    scan = table(loaded.path, "shop.orders").scan(selected_fields=tuple(columns))
+    rows = scan.to_arrow().select(columns).cast(expected.schema).sort_by("order_id")
+    if rows != expected:
         raise InternalError(
-            f"the mirror has {rows.num_rows:,} orders, the shop's books {wanted.num_rows:,}, "
+            f"the mirror has {rows.num_rows:,} orders, the shop's books {expected.num_rows:,}, "
             "and they are not the same",
             hint="please report this, with the demo's folder",
         )
@@ -55,7 +56,7 @@ def prove(loaded: LoadedConfig, numbers: "Sequence[int] | np.ndarray", began_ms:
 
 
 def kept(numbers: "Sequence[int] | np.ndarray", began_ms: int) -> pa.Table:
-    """The shop's orders after these changes."""
+    """Compute the shop's orders after these changes."""
     high = int(max(numbers, default=-1)) + 1
     with duckdb.connect(":memory:") as connection:
         values = pa.table({"value": pa.array([], pa.string())})
@@ -64,4 +65,4 @@ def kept(numbers: "Sequence[int] | np.ndarray", began_ms: int) -> pa.Table:
             texts = batch.column("value").take(pa.array(numbers)).cast(pa.string())
             values = pa.table({"value": texts})
         connection.register("changes", values)
-        return connection.execute(_BOOKS).to_arrow_table()
+        return connection.execute(_EXPECTED).to_arrow_table()

@@ -4,7 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
-import humanize
+from humanize import naturalsize
 
 from icestream.cli import output
 from icestream.config.load import LoadedConfig, load
@@ -17,7 +17,6 @@ RATE = 5000  # records a second
 SEED = 7
 MALFORMED = 0.001
 
-_WHEN = ("before", "after")
 _SIGN = ".icestream-demo"
 GENERATED = f"""\
   type: generator
@@ -52,7 +51,7 @@ tables:
 
 
 def prepare(folder: Path, source: str = GENERATED) -> LoadedConfig:
-    """A fresh folder with the demo's pipeline file; only an earlier demo is ever replaced."""
+    """Make a folder with the demo's pipeline file; only an earlier demo is ever replaced."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _SIGN).exists():
             raise UsageError(
@@ -69,29 +68,19 @@ def prepare(folder: Path, source: str = GENERATED) -> LoadedConfig:
 
 
 def summary(loaded: LoadedConfig) -> PipelineStatus:
-    """What was ingested."""
+    """Show what was ingested, table by table. Returns the pipeline's status."""
     status = pipeline_status(loaded)
     state = Path(loaded.pipeline.state_location)
     rows = []
-    for each in status.tables:
-        commits = history.commits(state, loaded.pipeline.name, each.table, 0)
+    for table in status.tables:
+        commits = history.commits(state, loaded.pipeline.name, table.table, 0)
         fresh = sorted(
             c["freshness_seconds"] for c in commits if c["freshness_seconds"] is not None
         )
         median = round(fresh[len(fresh) // 2], 1) if fresh else None
-        size = humanize.naturalsize(each.bytes)
-        rows.append(
-            (
-                each.table,
-                each.records,
-                each.rows,
-                len(commits),
-                each.data_files,
-                size,
-                median,
-                each.quarantined,
-            )
-        )
+        counts = (table.records, table.rows, len(commits), table.data_files)
+        size = naturalsize(table.bytes)
+        rows.append((table.table, *counts, size, median, table.quarantined))
     output.result("")
     output.table(
         ("table", "records", "rows", "commits", "files", "size", "freshness s", "quarantined"),
@@ -99,27 +88,29 @@ def summary(loaded: LoadedConfig) -> PipelineStatus:
         title="what was ingested",
     )
     _show_maintenance(state, loaded.pipeline.name)
-    total = sum(each.records for each in status.tables)
-    aside = sum(each.quarantined for each in status.tables)
-    output.result(f"\n{total + aside:,} records in = {total:,} taken + {aside:,} quarantined")
+    landed = sum(table.records for table in status.tables)
+    bad = sum(table.quarantined for table in status.tables)
+    output.result(f"\n{landed + bad:,} records in = {landed:,} taken + {bad:,} quarantined")
     return status
 
 
 def _show_maintenance(state: Path, pipeline: str) -> None:
-    """What maintenance did beside the stream, table by table."""
-    done = [each for each in history.maintenance(state, pipeline) if each["ending"] == Ending.DONE]
+    """Show what maintenance did beside the run, table by table."""
+    actions = history.maintenance(state, pipeline)
+    done = [action for action in actions if action["ending"] == Ending.DONE]
     if not done:
         output.result("\nmaintenance looks every 10 s, and had nothing to do yet")
         return
     rows = []
-    for name in sorted({each["table"] for each in done}):
-        mine = [each for each in done if each["table"] == name]
-        joined = [each for each in mine if each["action"] == ActionKind.REWRITE_DATA_FILES]
-        gone = [each for each in mine if each["action"] == ActionKind.EXPIRE_SNAPSHOTS]
-        before, after = (sum(each[f"files_{when}"] for each in joined) for when in _WHEN)
-        expired = sum(each["files_before"] - each["files_after"] for each in gone)
-        seconds = sum(each["seconds"] for each in mine)
-        change = f"{before:,} → {after:,}" if joined else None
+    for name in sorted({action["table"] for action in done}):
+        of_table = [action for action in done if action["table"] == name]
+        rewrites = [a for a in of_table if a["action"] == ActionKind.REWRITE_DATA_FILES]
+        expiries = [a for a in of_table if a["action"] == ActionKind.EXPIRE_SNAPSHOTS]
+        before = sum(action["files_before"] for action in rewrites)
+        after = sum(action["files_after"] for action in rewrites)
+        expired = sum(action["files_before"] - action["files_after"] for action in expiries)
+        seconds = sum(action["seconds"] for action in of_table)
+        change = f"{before:,} → {after:,}" if rewrites else None
         rows.append((name, change, expired, round(seconds, 1)))
     output.result("")
     output.table(
@@ -130,7 +121,7 @@ def _show_maintenance(state: Path, pipeline: str) -> None:
 
 
 def suggest(file: Path, status: str = "status", runs: bool = True) -> None:
-    """What to try next; `runs`: the pipeline can go on."""
+    """Show commands to try next; `runs`: the pipeline can be run again."""
     program = _shown(Path(sys.argv[0])) if Path(sys.argv[0]).name == "icestream" else "icestream"
     python = _shown(Path(sys.executable))
     query = (
@@ -147,7 +138,7 @@ def suggest(file: Path, status: str = "status", runs: bool = True) -> None:
 
 
 def _shown(program: Path) -> str:
-    """As short as it can be typed from here."""
+    """Return a program's path relative to the current folder, if it is below it."""
     try:
         return str(program.absolute().relative_to(Path.cwd()))
     except ValueError:

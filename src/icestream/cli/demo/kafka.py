@@ -1,4 +1,4 @@
-"""The demo with the real thing: a Kafka broker, a producer that does not wait, and the pipeline."""
+"""The demo with Kafka: a broker, a producer that does not wait, and the pipeline."""
 
 import threading
 import time
@@ -49,13 +49,13 @@ def run_demo(folder: Path, seconds: int, log_format: str) -> None:
 
 
 def compare(status: PipelineStatus, acknowledged: Counter[tuple[str, int]]) -> None:
-    """The records in the tables are as many as the broker acknowledged below their positions."""
-    arrived = sum(each.records + each.quarantined for each in status.tables)
+    """Check that the tables have as many records as Kafka acknowledged below their positions."""
+    arrived = sum(table.records + table.quarantined for table in status.tables)
     # Offsets of a partition have no gaps here: nobody writes in transactions or compacts.
     due = sum(
-        min(place.position, acknowledged[place.stream, place.partition])
-        for each in status.tables
-        for place in each.partitions
+        min(state.position, acknowledged[state.stream, state.partition])
+        for table in status.tables
+        for state in table.partitions
     )
     if arrived != due:
         raise InternalError(
@@ -75,7 +75,7 @@ class ShopProducer:
     def __init__(self, bootstrap: str) -> None:
         self.acknowledged: Counter[tuple[str, int]] = Counter()
         self.began_ms = int(time.time() * 1000)
-        self._changes: dict[int, list[int]] = {}  # of orders, by partition, as they were taken
+        self._changes: dict[int, list[int]] = {}  # numbers, by partition, in order of offsets
         self._failure: KafkaError | None = None
         self._producer = Producer(
             {
@@ -100,18 +100,18 @@ class ShopProducer:
     ) -> None:
         self._over.set()
         self._thread.join()
-        left = self._producer.flush(_PATIENCE_SECONDS)
-        if error is None and (self._failure or left):
-            why = self._failure.str() if self._failure else f"{left} records got no answer"
+        unanswered = self._producer.flush(_PATIENCE_SECONDS)
+        if error is None and (self._failure or unanswered):
+            why = self._failure.str() if self._failure else f"{unanswered} records got no answer"
             raise Unreachable(f"the demo's producer could not send everything: {why}")
 
     def _send(self) -> None:
         began, sent = self.began_ms / 1000, 0
         while not self._over.wait(_TICK_SECONDS) and self._failure is None:
             due = int((time.time() - began) * RATE)
-            before, now = sent // ORDERS_EVERY, due // ORDERS_EVERY
-            self._send_range("page_events", sent - before, due - now)
-            self._send_range("order_changes", before, now)
+            orders_sent, orders_due = sent // ORDERS_EVERY, due // ORDERS_EVERY
+            self._send_range("page_events", sent - orders_sent, due - orders_due)
+            self._send_range("order_changes", orders_sent, orders_due)
             sent = due
 
     def _send_range(self, topic: str, low: int, high: int) -> None:
@@ -119,15 +119,14 @@ class ShopProducer:
             return
         batch = make(topic, low, high, SEED, self.began_ms, RATE, MALFORMED, mixed=True)
         columns = batch.select(["offset", "key", "value", "timestamp"]).to_pydict()
-        for number, key, value, at in zip(*columns.values(), strict=True):
-            self._produce(topic, number, key, value, int(at.timestamp() * 1000))
+        for number, key, value, timestamp in zip(*columns.values(), strict=True):
+            self._produce(topic, number, key, value, int(timestamp.timestamp() * 1000))
 
-    def _produce(self, topic: str, number: int, key: bytes, value: bytes, at_ms: int) -> None:
+    def _produce(self, topic: str, number: int, key: bytes, value: bytes, time_ms: int) -> None:
         while not self._over.is_set():
             try:
-                self._producer.produce(
-                    topic, value, key, timestamp=at_ms, on_delivery=partial(self._delivered, number)
-                )
+                delivered = partial(self._delivered, number)
+                self._producer.produce(topic, value, key, timestamp=time_ms, on_delivery=delivered)
                 break
             except BufferError:
                 self._producer.poll(_TICK_SECONDS)  # the broker is slower than we are
@@ -146,13 +145,13 @@ class ShopProducer:
             self._changes.setdefault(partition, []).append(number)
 
     def changes_below(self, status: PipelineStatus) -> list[int]:
-        """The changes of orders that were sent before the positions of their table."""
-        places = [place for each in status.tables for place in each.partitions]
+        """List the numbers of the order changes below the positions of their table."""
         return [
             number
-            for place in places
-            if place.stream == "order_changes"
-            for number in self._changes.get(place.partition, ())[: place.position]
+            for table in status.tables
+            for state in table.partitions
+            if state.stream == "order_changes"
+            for number in self._changes.get(state.partition, ())[: state.position]
         ]
 
 
@@ -160,6 +159,6 @@ def _create_topics(bootstrap: str) -> None:
     topics = [NewTopic(name, _PARTITIONS, 1) for name in TOPICS]
     # Failures come as exceptions; at its end librdkafka may print what it had not handed over yet.
     with AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}) as admin:
-        made = admin.create_topics(topics, operation_timeout=_PATIENCE_SECONDS)
-        for done in made.values():
-            done.result(_PATIENCE_SECONDS)
+        futures = admin.create_topics(topics, operation_timeout=_PATIENCE_SECONDS)
+        for future in futures.values():
+            future.result(_PATIENCE_SECONDS)

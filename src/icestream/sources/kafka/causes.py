@@ -1,4 +1,4 @@
-"""Why a cluster does not answer: librdkafka's calls only time out, its callbacks know more."""
+"""Why a cluster does not answer: librdkafka's calls only time out, its callbacks say more."""
 
 import re
 import socket
@@ -47,7 +47,7 @@ _HINTS = {
 
 
 class ClientErrors:
-    """What librdkafka has said since the last answer."""
+    """Collects what librdkafka's callbacks say, and turns it into an error with a cause."""
 
     def __init__(self, settings: Mapping[str, str], secrets: Iterable[str]) -> None:
         self._settings = settings
@@ -55,14 +55,14 @@ class ClientErrors:
         self.clear()
 
     def clear(self) -> None:
-        """An answer came: what was said before is history."""
+        """Forget what was said: an answer came."""
         self._error: KafkaError | None = None
         self._logged: str | None = None
         self._fresh = False
         self._down = False
 
     def start_request(self) -> None:
-        """A request begins: only what is said from now on is about it."""
+        """Begin a request: what was said before is not about it."""
         self._fresh = False
 
     def error(self, error: KafkaError) -> None:
@@ -79,14 +79,14 @@ class ClientErrors:
             self._logged = parts[-1].split("]: ", 1)[-1]
 
     def is_hopeless(self, seconds: float) -> bool:
-        """Whether a request that has waited so long may as well end now."""
+        """Whether a request that has waited for so many seconds may as well end now."""
         definite = self._fresh and self._error is not None and self._error.code() in _DEFINITE
         if definite and self._down:
             return True
         return seconds > PATIENCE_SECONDS and (definite or self._down)
 
     def as_unreachable(self, seconds: float) -> Unreachable:
-        """The last cause in one line."""
+        """Make the error for a cluster that does not answer, with the last cause in one line."""
         text = self._error.str() if self._error is not None else self._logged
         where = self._settings["bootstrap.servers"]
         if text is None:
@@ -95,14 +95,14 @@ class ClientErrors:
                 where=where,
                 hint="is `source.bootstrap_servers` right, and does a firewall let us through?",
             )
-        found = _BROKER.match(text)
-        broker, text = (found["broker"], found["text"]) if found else (where, text)
+        match = _BROKER.match(text)
+        broker, text = (match["broker"], match["text"]) if match else (where, text)
         cause = self.redact(self._plain(broker, text))
         hint = next((hint for part, hint in _HINTS.items() if part in cause), None)
         return Unreachable(f"Kafka broker {broker}: {cause}", where=where, hint=hint)
 
     def as_refused(self, error: KafkaError, about: str, seconds: float) -> Unreachable:
-        """What a request was answered with; one without an answer has its cause here."""
+        """Make the error for a request that failed; of one without an answer, with its cause."""
         if error.code() in _SILENT:
             return self.as_unreachable(seconds)
         where = self._settings["bootstrap.servers"]
@@ -115,12 +115,13 @@ class ClientErrors:
         return Unreachable(f"{about}: {self.redact(text[:1].lower() + text[1:])}", where=where)
 
     def redact(self, text: str) -> str:
-        """The text without secrets."""
+        """Remove secrets from a text."""
         for secret in self._secrets:
             text = text.replace(secret, "…")
         return text
 
     def _plain(self, broker: str, text: str) -> str:
+        """Say librdkafka's text in words that name the cause, where that is known."""
         text = " ".join(re.sub(r"\(after \d+ms.*", "", text).split())
         if offered := _OFFERED.search(text):
             return f"authentication failed: the broker offers {offered[1]}"
@@ -130,7 +131,7 @@ class ClientErrors:
             return f"authentication failed: {text[:1].lower()}{text[1:]}"
         if "certificate verify failed" in text and (why := self._certificate(broker)):
             return f"TLS: its certificate is not accepted: {why}"
-        return next((plain for plain, known in _PLAIN.items() if known.search(text)), text)
+        return next((plain for plain, pattern in _PLAIN.items() if pattern.search(text)), text)
 
     def _certificate(self, broker: str) -> str | None:
         """Shake hands once more: librdkafka does not tell a wrong host from an unknown CA."""
@@ -138,8 +139,8 @@ class ClientErrors:
         host = host.strip("[]")
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            if known := self._settings.get("ssl.ca.location"):
-                context.load_verify_locations(cafile=known)
+            if file := self._settings.get("ssl.ca.location"):
+                context.load_verify_locations(cafile=file)
             elif pem := self._settings.get("ssl.ca.pem"):
                 context.load_verify_locations(cadata=pem)
             else:

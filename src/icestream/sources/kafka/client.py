@@ -1,4 +1,4 @@
-"""What we ask of a Kafka cluster without a JVM: topics, offsets and a few records."""
+"""Questions to a Kafka cluster without a JVM: topics, offsets and a few records."""
 
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class KafkaTopic:
-    """A topic; its id tells it from one of the same name that was created later."""
+    """A topic; its id differs from that of a topic of the same name created later."""
 
     name: str
     id: str
@@ -60,7 +60,7 @@ class KafkaTopic:
 
 
 class KafkaAdmin:
-    """One connection for all questions; any thread may ask. Raises Unreachable with the cause."""
+    """One connection for all questions, for any thread; raises Unreachable with the cause."""
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str]) -> None:
         check_files(options)
@@ -75,64 +75,65 @@ class KafkaAdmin:
             raise self._not_usable(error.args[0]) from None
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Release the connections."""
         self._stack.close()
 
     def names(self) -> list[str]:
-        """All topics that we may see, but for Kafka's own."""
+        """List all topics that this user may see, but for Kafka's own."""
         self._ask("the cluster", lambda: {"": self._admin.describe_cluster(**_timeout())})
         try:
-            found = self._admin.list_topics(timeout=REQUEST_SECONDS).topics
+            topics = self._admin.list_topics(timeout=REQUEST_SECONDS).topics
         except KafkaException as error:
             raise self._causes.as_refused(error.args[0], "the cluster", REQUEST_SECONDS) from None
-        return sorted(name for name in found if not name.startswith("__"))
+        return sorted(name for name in topics if not name.startswith("__"))
 
     def describe(self, names: Collection[str]) -> dict[str, KafkaTopic]:
-        """These topics; those that do not exist are left out."""
+        """Describe these topics; those that do not exist are left out."""
         if not names:
             return {}
         wanted = TopicCollection(list(names))
-        found = self._ask(
+        topics = self._ask(
             "topic", lambda: self._admin.describe_topics(wanted, **_timeout()), but=_MISSING
         )
         return {
             name: KafkaTopic(name, _id(topic), tuple(sorted(p.id for p in topic.partitions)))
-            for name, topic in found.items()
+            for name, topic in topics.items()
         }
 
     def earliest(self, partitions: Partitions) -> Positions:
-        """The first offset that is still there."""
+        """Ask for the first offset that retention has left."""
         return self._offsets(partitions, _EARLIEST, self._isolation)
 
     def latest(self, partitions: Partitions) -> Positions:
-        """The end of what may be read: open transactions are not, by default."""
+        """Ask for the end of what may be read: by default before the first open transaction."""
         return self._offsets(partitions, _LATEST, self._isolation)
 
     def high_watermark(self, partitions: Partitions) -> Positions:
-        """The end of the log, open transactions included."""
+        """Ask for the end of the log, open transactions included."""
         return self._offsets(partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def at_time(self, partitions: Partitions, when: datetime) -> Positions:
-        """The first offset of that time or later; the end where there is none."""
+        """Ask for the first offset of that time or later; the end where there is none."""
         millis = max(0, -((_EPOCH - when) // timedelta(milliseconds=1)))  # rounded up
         spec = OffsetSpec.for_timestamp(millis)
-        found = self._offsets(partitions, spec, self._isolation)
-        missing = {
-            topic: none
-            for topic, offsets in found.items()
-            if (none := [number for number, at in offsets.items() if at < 0])
+        by_time = self._offsets(partitions, spec, self._isolation)
+        # Of a partition without a record of that time or later the offset is negative.
+        too_old = {
+            topic: numbers
+            for topic, offsets in by_time.items()
+            if (numbers := [partition for partition, offset in offsets.items() if offset < 0])
         }
-        ends = self.latest(missing) if missing else {}
-        return {topic: {**offsets, **ends.get(topic, {})} for topic, offsets in found.items()}
+        ends = self.latest(too_old) if too_old else {}
+        return {topic: {**offsets, **ends.get(topic, {})} for topic, offsets in by_time.items()}
 
-    def sample(self, begin: Positions, count: int) -> Iterator[pa.RecordBatch]:
-        """Up to `count` records from there on, spread over the partitions."""
-        ends = self.latest({topic: list(offsets) for topic, offsets in begin.items()})
+    def sample(self, start: Positions, count: int) -> Iterator[pa.RecordBatch]:
+        """Yield up to `count` records from `start` on, spread over the partitions."""
+        ends = self.latest({topic: list(offsets) for topic, offsets in start.items()})
         group = self._options.get("kafka.group.id") or (
             self._options.get("groupIdPrefix", "icestream") + "-sample"
         )
         try:
-            sample = SampleConsumer({**self._settings, "group.id": group}, begin, ends)
+            sample = SampleConsumer({**self._settings, "group.id": group}, start, ends)
         except KafkaException as error:
             raise self._not_usable(error.args[0]) from None
         with sample:
@@ -145,17 +146,17 @@ class KafkaAdmin:
     def _offsets(
         self, partitions: Partitions, spec: OffsetSpec, isolation: IsolationLevel
     ) -> dict[str, dict[int, int]]:
-        found: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
+        offsets: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
         wanted = {TopicPartition(t, n): spec for t, numbers in partitions.items() for n in numbers}
         if not wanted:
-            return found
+            return offsets
         answers = self._ask(
             "topic",
             lambda: self._admin.list_offsets(wanted, isolation_level=isolation, **_timeout()),
         )
         for partition, answer in answers.items():
-            found[partition.topic][partition.partition] = answer.offset
-        return found
+            offsets[partition.topic][partition.partition] = answer.offset
+        return offsets
 
     def _ask(
         self,
@@ -163,7 +164,10 @@ class KafkaAdmin:
         request: Callable[[], Mapping[K, "Future[Any]"]],
         but: Collection[int] = (),
     ) -> dict[K, Any]:
-        """The answers to one request, without those that failed by `but`; elections are sat out."""
+        """Return the answers to one request, without those whose error is in `but`.
+
+        After an error that passes, such as while a leader is elected, the request is made again.
+        """
         begin = time.monotonic()
         self._causes.start_request()
         while True:
@@ -188,11 +192,11 @@ class KafkaAdmin:
             time.sleep(_SLICE_SECONDS)
 
     def _wait(self, future: "Future[Any]", begin: float) -> None:
-        """Wait for a request, all of whose futures are done together, while there is hope."""
+        """Wait for a request, all of whose futures are done together; raises if it is hopeless."""
         while True:
             with suppress(TimeoutError):
                 future.exception(timeout=_SLICE_SECONDS)
-            self._admin.poll(0)  # delivers what the callbacks are to hear
+            self._admin.poll(0)  # librdkafka calls the callbacks from here
             if future.done():
                 return
             passed = time.monotonic() - begin
@@ -213,19 +217,19 @@ def _timeout() -> dict[str, float]:
 
 
 def _error(future: "Future[Any]") -> KafkaError | None:
-    raised = future.exception(timeout=REQUEST_SECONDS)
-    if raised is None:
+    failure = future.exception(timeout=REQUEST_SECONDS)
+    if failure is None:
         # When a connection breaks under a request for offsets, librdkafka may answer with this.
         unset = getattr(future.result(), "offset", None) == OFFSET_INVALID
         return KafkaError(KafkaError._TRANSPORT) if unset else None
-    if isinstance(raised, KafkaException):
-        error: KafkaError = raised.args[0]
+    if isinstance(failure, KafkaException):
+        error: KafkaError = failure.args[0]
         return error
-    raise raised
+    raise failure
 
 
 def _patience(error: KafkaError) -> float:
-    """For how many seconds a request is made again."""
+    """Seconds for which a request that failed like this is made again."""
     if error.code() in _UNSETTLED:
         return _UNSETTLED_SECONDS
     return REQUEST_SECONDS if error.code() in _PASSING else 0

@@ -1,4 +1,4 @@
-"""Java's client properties in librdkafka's words; what only tunes Java's consumer is left out."""
+"""Properties of Java's client as librdkafka's; what only tunes Java's consumer is left out."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ SECRETS = ("sasl.password", "sasl.oauthbearer.client.secret", "ssl.key.password"
 
 
 def librdkafka(bootstrap: str, options: Mapping[str, str]) -> Properties:
-    """The configuration of a client for `source.bootstrap_servers` and `source.options`."""
+    """Make a client's configuration from `source.bootstrap_servers` and `source.options`."""
     java = {
         key.removeprefix("kafka."): value
         for key, value in options.items()
@@ -48,7 +48,7 @@ def librdkafka(bootstrap: str, options: Mapping[str, str]) -> Properties:
 
 
 def check_files(options: Mapping[str, str]) -> None:
-    """Say which file cannot be read, which librdkafka does not."""
+    """Raise ConfigError that names a certificate file that cannot be read: librdkafka does not."""
     for key in ("kafka.ssl.truststore.location", "kafka.ssl.keystore.location"):
         try:
             if key in options:
@@ -69,25 +69,27 @@ def _login(java: Properties) -> Properties:
                 where="source.options",
                 hint="add it under `source.options`",
             )
-    said = jaas.parse(java["sasl.jaas.config"]).options
-    if "username" in said:
-        return {"sasl.username": said["username"], "sasl.password": said["password"]}
-    return _oidc(said, java)
+    login = jaas.parse(java["sasl.jaas.config"]).options
+    if "username" in login:
+        return {"sasl.username": login["username"], "sasl.password": login["password"]}
+    return _oidc(login, java)
 
 
-def _oidc(said: Mapping[str, str], java: Properties) -> Properties:
+def _oidc(login: Mapping[str, str], java: Properties) -> Properties:
     extensions = ",".join(
         f"{key.removeprefix('extension_')}={value}"
-        for key, value in said.items()
+        for key, value in login.items()
         if key.startswith("extension_")
     )
-    found = {
-        "client.id": said["clientId"],
-        "client.secret": said["clientSecret"],
+    settings = {
+        "client.id": login["clientId"],
+        "client.secret": login["clientSecret"],
         "method": "oidc",
         "token.endpoint.url": java.get("sasl.oauthbearer.token.endpoint.url"),
         "sub.claim.name": java.get("sasl.oauthbearer.sub.claim.name"),
-        "scope": said.get("scope"),
+        "scope": login.get("scope"),
         "extensions": extensions or None,
     }
-    return {f"sasl.oauthbearer.{key}": value for key, value in found.items() if value is not None}
+    return {
+        f"sasl.oauthbearer.{key}": value for key, value in settings.items() if value is not None
+    }

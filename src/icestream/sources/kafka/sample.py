@@ -26,22 +26,22 @@ SourcePartition = tuple[str, int]
 
 
 class SampleConsumer:
-    """Reads from `begin` to `ends` at most."""
+    """Reads the records from `start` up to, not including, `stop`; commits no offsets."""
 
-    def __init__(self, settings: Mapping[str, str], begin: Positions, ends: Positions) -> None:
+    def __init__(self, settings: Mapping[str, str], start: Positions, stop: Positions) -> None:
         self._causes = ClientErrors(settings, SECRETS)
         callbacks = {"error_cb": self._causes.error, "logger": self._causes}
         self._consumer = Consumer({**settings, **_OURS, **callbacks})
-        self._ends = ends
+        self._stop = stop
         self._next: dict[SourcePartition, int] = {
-            (topic, number): at
-            for topic, partitions in begin.items()
-            for number, at in partitions.items()
-            if at < ends[topic][number]
+            (topic, partition): position
+            for topic, partitions in start.items()
+            for partition, position in partitions.items()
+            if position < stop[topic][partition]
         }
-        self._kept: list[Message] = []  # that came beyond a portion's end
+        self._kept: list[Message] = []  # that came after their partition's share was full
         self._paused: list[TopicPartition] = []
-        self._consumer.assign([TopicPartition(*each, at) for each, at in self._next.items()])
+        self._consumer.assign([TopicPartition(*key, at) for key, at in self._next.items()])
 
     def __enter__(self) -> "SampleConsumer":
         return self
@@ -55,7 +55,7 @@ class SampleConsumer:
         self._consumer.close()
 
     def batches(self, count: int) -> Iterator[pa.RecordBatch]:
-        """The same share of each partition; what short ones leave goes to the others."""
+        """Yield up to `count` records: a like share of each partition, more of the long ones."""
         while count > 0 and self._next:
             read = self._read(count)
             count -= len(read)
@@ -63,21 +63,23 @@ class SampleConsumer:
                 yield _batch(read)
 
     def _read(self, most: int) -> list[Message]:
-        """An equal share of each partition that has more; forgets those that have not."""
+        """Read an equal share of each partition that has more; forget those that have not."""
         share = max(1, most // len(self._next))
         self._consumer.resume(self._paused)
         self._paused = []
-        left = dict.fromkeys(list(self._next)[:most], share)
+        wanted = dict.fromkeys(list(self._next)[:most], share)
         for partition in list(self._next)[most:]:
-            self._pause_partition(partition, left)
+            self._pause_partition(partition, wanted)
         kept, self._kept = self._kept, []
-        read = [each for message in kept for each in self._accept(message, left)]
+        read: list[Message] = []
+        for message in kept:
+            read += self._accept(message, wanted)
         heard = time.monotonic()
-        while left:
-            before = (len(read), len(left))
+        while wanted:
+            before = (len(read), len(wanted))
             for message in self._consumer.consume(min(share, _MOST), timeout=_SLICE_SECONDS):
-                read += self._accept(message, left)
-            if before != (len(read), len(left)):
+                read += self._accept(message, wanted)
+            if before != (len(read), len(wanted)):
                 heard = time.monotonic()
                 continue
             quiet = time.monotonic() - heard
@@ -85,50 +87,53 @@ class SampleConsumer:
                 raise self._causes.as_unreachable(quiet)
         return read
 
-    def _accept(self, message: Message, left: dict[SourcePartition, int]) -> list[Message]:
-        """The message, if it counts; `left` loses its partition when that is through."""
+    def _accept(self, message: Message, wanted: dict[SourcePartition, int]) -> list[Message]:
+        """Count a message against `wanted`. Returns it, or nothing if it is none of these records.
+
+        A partition that has ended, or whose share is full, is removed from `wanted`.
+        """
         partition = (str(message.topic()), int(message.partition() or 0))
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             if error.code() in _REFUSALS:
                 raise self._causes.as_refused(error, f"topic `{partition[0]}`", 0)
-            return []  # whatever else it is passes, or we time out
-        if partition not in left:
+            return []  # any other error passes, or `_read` times out
+        if partition not in wanted:
             if partition in self._next:
                 self._kept.append(message)
             return []
-        stop = self._ends[partition[0]][partition[1]]
-        at = int(message.offset() or 0)
-        if error is not None or at >= stop:
-            self._finish_partition(partition, left)
+        stop = self._stop[partition[0]][partition[1]]
+        offset = int(message.offset() or 0)
+        if error is not None or offset >= stop:
+            self._finish_partition(partition, wanted)
             return []
-        self._next[partition] = at + 1
-        left[partition] -= 1
-        if at + 1 >= stop:
-            self._finish_partition(partition, left)
-        elif not left[partition]:
-            del left[partition]
-            self._pause_partition(partition, left)
+        self._next[partition] = offset + 1
+        wanted[partition] -= 1
+        if offset + 1 >= stop:
+            self._finish_partition(partition, wanted)
+        elif not wanted[partition]:
+            del wanted[partition]
+            self._pause_partition(partition, wanted)
         return [message]
 
     def _pause_partition(
-        self, partition: SourcePartition, left: dict[SourcePartition, int]
+        self, partition: SourcePartition, wanted: dict[SourcePartition, int]
     ) -> None:
-        """Let a quick partition not fill memory while a slow one has its share."""
-        if left:
+        """Keep a quick partition from filling memory while others are still wanted."""
+        if wanted:
             self._paused.append(TopicPartition(*partition))
             self._consumer.pause(self._paused[-1:])
 
     def _finish_partition(
-        self, partition: SourcePartition, left: dict[SourcePartition, int]
+        self, partition: SourcePartition, wanted: dict[SourcePartition, int]
     ) -> None:
-        left.pop(partition, None)
+        wanted.pop(partition, None)
         self._next.pop(partition, None)
 
 
 def _batch(messages: list[Message]) -> pa.RecordBatch:
     stamps = [message.timestamp() for message in messages]
-    millis = [None if kind == TIMESTAMP_NOT_AVAILABLE else at for kind, at in stamps]
+    millis = [None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms for kind, time_ms in stamps]
     columns = {
         "topic": [message.topic() for message in messages],
         "partition": [message.partition() for message in messages],

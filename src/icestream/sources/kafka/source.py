@@ -1,4 +1,4 @@
-"""Source `kafka`: Spark's own Kafka source delivers the records, from where the tables stand."""
+"""Source `kafka`: Spark's own Kafka source delivers the records from the tables' positions on."""
 
 import json
 import re
@@ -22,11 +22,11 @@ from icestream.sources.kafka.watch import EndOffsetWatcher
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_EARLIEST = -2  # Spark's word for it in `startingOffsets`
+_EARLIEST = -2  # as Spark spells it in `startingOffsets`
 _RECORDS_PER_TASK = 50_000
 _FETCH_MEMORY = 256 << 20
 _SMALLEST_FETCH, _LARGEST_FETCH = 128 << 10, 8 << 20
-_OUTAGE_SECONDS = 60.0  # a run under way waits so long for brokers, as Spark does
+_OUTAGE_SECONDS = 60.0  # a run that reads already waits so long for brokers, as Spark does
 _PAUSE_SECONDS = 0.5
 
 
@@ -50,36 +50,36 @@ class KafkaSource(Source):
 
     @cached_property
     def _cluster(self) -> KafkaAdmin:
-        """Made when first asked: a source is also made to be asked what it needs."""
+        """Connect at the first question: some callers only ask which jars the source needs."""
         return KafkaAdmin(self._bootstrap, self._options)
 
     def check(self) -> None:
-        """The brokers answer, let us in, and have the topics."""
+        """Raise unless the brokers answer, let this user in, and have the topics."""
         if self._names is None:
             self._cluster.names()
             return
-        found = self._cluster.describe(self._names)
-        if missing := [name for name in self._names if name not in found]:
+        topics = self._cluster.describe(self._names)
+        if missing := [name for name in self._names if name not in topics]:
             raise TopicMissing(
                 f"topic `{missing[0]}` does not exist"
                 + (f", nor do {len(missing) - 1} others" if len(missing) > 1 else ""),
                 where=self._bootstrap,
                 hint="create it, or correct `source.topics`",
             )
-        self._cluster.latest({name: topic.partitions for name, topic in found.items()})
+        self._cluster.latest({name: topic.partitions for name, topic in topics.items()})
 
     def known_topics(self) -> Sequence[str]:
-        """Those that are configured, or those that match by now."""
+        """List the configured topics, or those that match the pattern by now."""
         if self._names is not None:
             return self._names
         return [name for name in self._cluster.names() if self._reads(name)]
 
     def sample(self, count: int) -> Iterator[pa.RecordBatch]:
-        """The first records of each topic."""
+        """Yield the first records of each topic."""
         return self._cluster.sample(self._cluster.earliest(self._partitions()), count)
 
     def resolve_start(self, start: str | datetime) -> StartPositions:
-        """The offsets that `start` means now."""
+        """Turn `start` into the offsets that it means now."""
         partitions = self._partitions()
         if start == "earliest":
             positions = self._cluster.earliest(partitions)
@@ -91,8 +91,8 @@ class KafkaSource(Source):
         return StartPositions(positions, self.stream_ids(partitions))
 
     def losses(self, committed: Positions, known_ids: Mapping[str, str]) -> LossReport:
-        """What the log no longer has; it ends at its last record, also of an open transaction."""
-        ours = {topic: at for topic, at in committed.items() if self._reads(topic)}
+        """Find what the log no longer has; it ends behind its last record, committed or not."""
+        ours = {topic: offsets for topic, offsets in committed.items() if self._reads(topic)}
         topics = self._cluster.describe(list(ours))
         partitions = {name: topic.partitions for name, topic in topics.items()}
         log = LogBounds(
@@ -105,7 +105,7 @@ class KafkaSource(Source):
     def open(
         self, spark: "SparkSession", begin: Positions, scratch: Path, once: bool
     ) -> SparkStream:
-        """Spark's stream from there on; partitions that no table knows yet: from their earliest."""
+        """Open Spark's stream at `begin`; partitions not in it start at their earliest offset."""
         partitions = self._partitions()
         starting = {
             topic: {str(n): begin.get(topic, {}).get(n, _EARLIEST) for n in numbers}
@@ -136,30 +136,31 @@ class KafkaSource(Source):
         return max(1, min(2 * cores, -(-batch.records // _RECORDS_PER_TASK)))
 
     def stream_ids(self, streams: Iterable[str]) -> Mapping[str, str]:
-        """The topic ids; a topic that is gone has none, and neither has one of an old broker."""
+        """Return topic ids; a deleted topic has none, and neither has one of an old broker."""
         names = list(streams)
+        # A run that reads already waits for brokers as Spark does; a start fails within seconds.
         deadline = time.monotonic() + (_OUTAGE_SECONDS if self._ends else 0)
         while True:
             try:
-                found = self._cluster.describe(names)
-                return {name: topic.id for name, topic in found.items() if topic.id}
+                topics = self._cluster.describe(names)
+                return {name: topic.id for name, topic in topics.items() if topic.id}
             except Unreachable:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_PAUSE_SECONDS)
 
     def topics(self, batch: PositionRange) -> Sequence[str]:
-        """The topics that moved."""
-        return [topic for topic, at in batch.stop.items() if batch.start.get(topic, {}) != at]
+        """List the topics whose positions differ between start and stop."""
+        return [t for t, offsets in batch.stop.items() if batch.start.get(t, {}) != offsets]
 
     def lag(self, positions: Positions) -> Positions:
-        """Records between here and the end of each partition, as of a moment ago."""
+        """Count the records up to the end of each partition, as of the watcher's last answer."""
         if self._ends is None:
             return {}
         return self._ends.records_behind(positions)
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop the watcher and release the connection, if there is one."""
         if self._ends is not None:
             self._ends.close()
         if "_cluster" in vars(self):
@@ -171,15 +172,15 @@ class KafkaSource(Source):
         return self._pattern is not None and self._pattern.fullmatch(topic) is not None
 
     def _partitions(self) -> dict[str, tuple[int, ...]]:
-        found = self._cluster.describe(self.known_topics())
-        return {name: topic.partitions for name, topic in found.items()}
+        topics = self._cluster.describe(self.known_topics())
+        return {name: topic.partitions for name, topic in topics.items()}
 
 
 class KafkaRecordReader:
-    """Spark's Kafka rows are records already, but for a column that nobody needs."""
+    """Spark's Kafka rows have the shape of RECORDS already, but for a column that nobody needs."""
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Hand them on."""
+        """Yield each batch without that column."""
         for batch in batches:
             yield batch.drop_columns(["timestampType"])
 
@@ -199,6 +200,6 @@ def _tuning(partitions: int) -> dict[str, str]:
 
 
 def java_pattern(pattern: str) -> str:
-    """A Python pattern for Java: without names of groups, and never a topic of Kafka's own."""
+    """Turn a Python pattern into Java's: without group names, and never for Kafka's own topics."""
     plain = re.sub(r"(?<!\\)((?:\\\\)*)\(\?P<\w+>", r"\1(", pattern)
     return f"(?!__)(?:{plain})"

@@ -1,4 +1,4 @@
-"""The ends of the partitions, asked for in the background so that no commit waits for them."""
+"""End offsets of partitions, asked for in the background so that no commit waits for them."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ _SECONDS = 2.0
 
 
 class EndOffsetWatcher:
-    """Looks every two seconds; a broker that does not answer leaves the last answer standing."""
+    """Asks every two seconds; while brokers do not answer, the last answer is used."""
 
     def __init__(self, cluster: KafkaAdmin, partitions: Mapping[str, Sequence[int]]) -> None:
         self._cluster = cluster
@@ -22,14 +22,17 @@ class EndOffsetWatcher:
         self._thread = threading.Thread(target=self._watch, name="kafka ends", daemon=True)
         self._thread.start()
 
-    def records_behind(self, reached: Positions) -> Positions:
-        """Records per partition that `reached` has not come to."""
-        for topic, at in reached.items():  # topics and partitions that came up since
-            self._partitions[topic] = self._partitions.get(topic, set()) | set(at)
+    def records_behind(self, positions: Positions) -> Positions:
+        """Count the records of each partition from its position on, as of the last answer."""
+        for topic, partitions in positions.items():  # some may be new since the last call
+            self._partitions[topic] = self._partitions.get(topic, set()) | set(partitions)
         ends = self._ends
         return {
-            topic: {n: max(0, ends.get(topic, {}).get(n, at) - at) for n, at in partitions.items()}
-            for topic, partitions in reached.items()
+            topic: {
+                partition: max(0, ends.get(topic, {}).get(partition, position) - position)
+                for partition, position in partitions.items()
+            }
+            for topic, partitions in positions.items()
         }
 
     def close(self) -> None:
