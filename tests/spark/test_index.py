@@ -68,7 +68,7 @@ def answers(store):
     places, found = bucket_of(hashes, BUCKETS), {}
     for bucket in range(BUCKETS):
         mine = np.flatnonzero(places == bucket)
-        result = store.lookup(bucket, hashes[mine])
+        result = store.reader.lookup(bucket, hashes[mine])
         assert not result.tombstone.any()
         for at in np.flatnonzero(result.hit):
             path = store.reader.path(int(result.file[at]))

@@ -64,7 +64,7 @@ def answers(store):
     found = {}
     for bucket in range(BUCKETS):
         keys = np.array([key for key in range(200) if PLACES[key] == bucket])
-        result = store.lookup(bucket, KEYS[keys])
+        result = store.reader.lookup(bucket, KEYS[keys])
         for at, key in enumerate(keys.tolist()):
             if result.hit[at]:
                 found[key] = store.reader.path(int(result.file[at]))

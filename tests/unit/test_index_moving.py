@@ -67,7 +67,7 @@ class Table:
         found = {}
         for key in keys:
             (bucket,) = bucket_of(hashed(key), BUCKETS).tolist()
-            told = self.store.lookup(bucket, hashed(key))
+            told = self.store.reader.lookup(bucket, hashed(key))
             if told.hit[0]:
                 path = self.store.reader.path(int(told.file[0]))
                 found[key] = (path, int(told.position[0]))

@@ -14,6 +14,7 @@ from icestream.errors import IndexDamaged, SetupError
 from icestream.index.bucket import lookup
 from icestream.index.disk import write_whole
 from icestream.index.entries import COLUMNS, concat_entries, row_entries, tombstone_entries
+from icestream.index.sequences import LONGER
 from icestream.index.sorted_run import (
     RunIdentity,
     SortedRunWriter,
@@ -262,4 +263,4 @@ def test_the_newest_entry_counts_and_a_dead_one_is_no_row(tmp_path):
 def test_a_sequence_that_is_longer_is_told(tmp_path):
     part = row_entries(hashes((1, 1), (2, 2)), 0, np.arange(2), pa.array([b"a" * 17, b"a" * 16]))
     found = lookup(runs_of(tmp_path, part), np.array([0], np.uint32), hashes((1, 1), (2, 2)))
-    assert found.longer.tolist() == [True, False]
+    assert (found.sequences.size == LONGER).tolist() == [True, False]

@@ -81,7 +81,7 @@ def asked(store, names, hashes):
     places, found = bucket_of(hashes, store.manifest.buckets), {}
     for bucket in range(store.manifest.buckets):
         mine = np.flatnonzero(places == bucket)
-        result = store.lookup(bucket, hashes[mine])
+        result = store.reader.lookup(bucket, hashes[mine])
         for at, which in enumerate(mine):
             if result.hit[at]:
                 path = store.reader.path(int(result.file[at]))
@@ -115,7 +115,7 @@ def test_all_rows_are_known(table, tmp_path):
 def test_sequences_come_along(table, tmp_path):
     table.append(data(5, 300, 7))
     store, _ = build(table, tmp_path / "i", ["id"], buckets=1)
-    found = store.lookup(0, key_hashes([pa.array([300, 5])]))
+    found = store.reader.lookup(0, key_hashes([pa.array([300, 5])]))
     assert found.sequences.hi.tolist() == [300, 5]
     assert found.sequences.size.tolist() == [8, 8]
 
@@ -269,7 +269,7 @@ def test_tombstones_come_back(table, tmp_path):
     assert found == {**truth(table), 3: "deleted"}  # the row of 2 beats its tombstone
     assert built.tombstones == 1
     hashes = key_hashes([pa.array([3])])
-    seen = store.lookup(int(bucket_of(hashes, BUCKETS)[0]), hashes)
+    seen = store.reader.lookup(int(bucket_of(hashes, BUCKETS)[0]), hashes)
     assert seen.sequences.hi.tolist() == [1 << 56]
 
 
@@ -277,7 +277,7 @@ def test_the_later_tombstone_of_a_key_counts(table, tmp_path):
     bury(table, 3, when=NOW - 5, sequence=b"\x09", commit="z")
     bury(table, 3, when=NOW - 9, sequence=b"\x02", commit="a")
     store, _ = build(table, tmp_path / "i", ["id"], buckets=1, clock=lambda: NOW)
-    assert store.lookup(0, key_hashes([pa.array([3])])).sequences.hi.tolist() == [9 << 56]
+    assert store.reader.lookup(0, key_hashes([pa.array([3])])).sequences.hi.tolist() == [9 << 56]
 
 
 def test_deletes_that_are_yet_to_come_are_none(table, tmp_path):

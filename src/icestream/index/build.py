@@ -1,4 +1,4 @@
-"""Building: the index made anew from the table and from the tombstones beside it."""
+"""Builds a key index anew: from the live rows of the table and from the tombstones beside it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ BUCKETS = 16
 
 @dataclass(frozen=True)
 class IndexBuildStats:
-    """What went into an index."""
+    """Counts of what went into an index that was built."""
 
     files: int
     rows: int
-    duplicates: int  # rows whose key another live row has: the one written last is known
+    duplicates: int  # rows whose key another live row has: the index holds the one written last
     tombstones: int
 
 
@@ -44,65 +44,64 @@ def build(
     clock: Callable[[], float] = time.time,
     reached: Positions | None = None,
 ) -> tuple[KeyIndex, IndexBuildStats]:
-    """Read the keys of all live rows of a snapshot, by default the current one.
+    """Build the index from all live rows of a snapshot, by default the current one.
 
-    `reached` is how far the table has come there: deletes beyond that are not yet.
+    `reached` are the table's committed positions there: tombstones of a batch that goes beyond
+    them are passed over, as that batch was never committed.
     """
     columns = IndexedColumns.of(table.schema(), keys)
     snapshot = snapshot or table.current_snapshot()
-    found = read_manifests(table.io, snapshot.manifests(table.io)) if snapshot else LiveFiles()
-    if len(found.data) > LARGEST:
+    files = read_manifests(table.io, snapshot.manifests(table.io)) if snapshot else LiveFiles()
+    if len(files.data) > LARGEST:
         raise InternalError("more data files than the index can number")
-    store = create_index(folder, str(table.metadata.table_uuid), columns.keys, buckets, clock)
-    spill = EntrySpill(folder, store.manifest.table_uuid, buckets)
+    index = create_index(folder, str(table.metadata.table_uuid), columns.keys, buckets, clock)
+    spill = EntrySpill(folder, index.manifest.table_uuid, buckets)
     now = int(clock() * 1_000_000)
-    buried = 0
-    # First, so that every row is newer.
+    # Tombstones first: some belong to no commit, so every live row counts as newer.
     for entries in read_tombstones(table.location(), now, reached=reached):
-        buried += len(entries)
         spill.add(entries)
-    deletes = about(found.deletes.values(), found.data)
-    deleted = deleted_positions(opener(table.io), found.data.values(), deletes)
+    deletes = about(files.deletes.values(), files.data)
+    deleted = deleted_positions(opener(table.io), files.data.values(), deletes)
     numbers: dict[str, int] = {}
     rows = 0
-    for number, file in enumerate(sorted(found.data.values(), key=lambda file: file.write_order)):
+    for number, file in enumerate(sorted(files.data.values(), key=lambda file: file.write_order)):
         numbers[file.path] = number
-        gone = deleted.pop(file.path, None)
-        for entries in live_rows(table.io, file.path, columns, gone, number):
+        positions = deleted.pop(file.path, None)
+        for entries in live_rows(table.io, file.path, columns, positions, number):
             rows += len(entries)
             spill.add(entries)
     spill.flush()
-    front, known = _merge_spilled(store, spill, numbers, now)
-    store.publish_state(
-        front,
+    runs, row_entries = _merge_spilled(index, spill, numbers, now)
+    index.publish_state(
+        runs,
         numbers,
         (),
         snapshot.snapshot_id if snapshot else None,
         (snapshot.sequence_number or 0) if snapshot else 0,
         None,
     )
-    tombs = sum(ref.entries for refs in front.values() for ref in refs) - known
-    return store, IndexBuildStats(len(numbers), rows, rows - known, tombs)
+    tombstones = sum(ref.entries for refs in runs.values() for ref in refs) - row_entries
+    return index, IndexBuildStats(len(numbers), rows, rows - row_entries, tombstones)
 
 
 def _merge_spilled(
-    store: KeyIndex, spill: EntrySpill, numbers: dict[str, int], now: int
+    index: KeyIndex, spill: EntrySpill, numbers: dict[str, int], now: int
 ) -> tuple[dict[int, list[RunRef]], int]:
-    """The runs of each bucket as one, and how many rows they know."""
+    """Merge the spilled runs of each bucket into one; returns these, and their number of rows."""
     live = np.arange(len(numbers), dtype=np.uint32)
     horizon = now // 1_000_000 - KEEP_SECONDS
-    front: dict[int, list[RunRef]] = {}
-    known = 0
+    runs: dict[int, list[RunRef]] = {}
+    rows = 0
     for bucket, refs in spill.runs.items():
         if len(refs) == 1:
-            front[bucket] = refs
-            known += int((~open_run(store.folder / refs[0].name).entries.tombstone).sum())
+            runs[bucket] = refs
+            rows += int((~open_run(index.folder / refs[0].name).entries.tombstone).sum())
             continue
-        uuid = store.manifest.table_uuid
-        job = MergeJob(str(store.folder), uuid, bucket, tuple(refs), True, live, horizon)
+        uuid = index.manifest.table_uuid
+        job = MergeJob(str(index.folder), uuid, bucket, tuple(refs), True, live, horizon)
         merged = merge(job)
-        front[bucket] = [merged.run]
-        known += merged.rows
+        runs[bucket] = [merged.run]
+        rows += merged.rows
         for ref in refs:
-            (store.folder / ref.name).unlink()
-    return front, known
+            (index.folder / ref.name).unlink()
+    return runs, rows

@@ -1,4 +1,4 @@
-"""Writing to disk so that a file is there as a whole or not at all."""
+"""Writes files of the key index so that each is there as a whole or not at all."""
 
 import os
 import uuid
@@ -12,14 +12,14 @@ from icestream.errors import SetupError
 
 
 def write_whole(path: Path, data: Any) -> None:
-    """Write a file under its name once all of it is on disk."""
+    """Write a file, which gets its name once all of it is on disk; replaces an older one."""
     with writing(path):
         draft = _draft(path, data)
         draft.replace(path)
 
 
 def write_once(path: Path, data: Any) -> bool:
-    """The same, unless the name is taken: then False, and nothing has changed."""
+    """Write a file as `write_whole` does, but never over another; False: the name is taken."""
     with writing(path):
         draft = _draft(path, data)
         try:
@@ -34,7 +34,7 @@ def write_once(path: Path, data: Any) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in plain words why something cannot be written."""
+    """Context manager: turn an OSError while writing into a SetupError that says what to do."""
     try:
         yield
     except OSError as failure:
@@ -46,7 +46,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _sync(folder: Path) -> None:
-    """Let the names in a folder outlive a power cut."""
+    """Flush the file names of a folder to disk, so that they outlive a power cut."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -68,7 +68,7 @@ def _draft(path: Path, data: Any) -> Path:
 
 
 def damaged(what: str, where: Path | str) -> IndexDamaged:
-    """Say what is wrong with a file."""
+    """Return the error for a file of the index that is missing, torn or not its own."""
     return IndexDamaged(
         f"the key index is damaged: {what}",
         where=str(where),

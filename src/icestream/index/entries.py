@@ -1,14 +1,15 @@
-"""Entries: what the index knows about some keys, one array per fact."""
+"""Index entries: what the index knows about some keys, one array per fact."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from icestream.index.keys import Hashes
+from icestream.index.keys import Hashes, bucket_of
 from icestream.index.sequences import SourceSequences
 
 COLUMNS: dict[str, np.dtype[Any]] = {
@@ -27,7 +28,7 @@ LARGEST = 2**32 - 1
 
 @dataclass(frozen=True)
 class IndexEntries:
-    """Rows and deletions; where nothing else is said, one entry per key, sorted by its hash."""
+    """Live rows and deleted keys; unless stated otherwise one entry per key, sorted by its hash."""
 
     hash_hi: NDArray[np.uint64]
     hash_lo: NDArray[np.uint64]
@@ -43,33 +44,42 @@ class IndexEntries:
     @property
     def tombstone(self) -> NDArray[np.bool_]:
         """Which entries say that the key was deleted."""
-        found: NDArray[np.bool_] = (self.marks & TOMBSTONE) != 0
-        return found
+        is_tombstone: NDArray[np.bool_] = (self.marks & TOMBSTONE) != 0
+        return is_tombstone
 
     @property
     def sequences(self) -> SourceSequences:
-        """The sequence of each entry."""
+        """The source sequence of each entry."""
         return SourceSequences(self.sequence_hi, self.sequence_lo, self.marks & np.uint8(SIZE))
 
     def columns(self) -> list[tuple[str, NDArray[Any]]]:
-        """All facts by name, in the order of COLUMNS."""
+        """Return all facts by name, in the order of COLUMNS."""
         return [(name, getattr(self, name)) for name in COLUMNS]
 
-    def take(self, which: "NDArray[Any] | slice") -> "IndexEntries":
-        """Some of the entries."""
-        return IndexEntries(*(column[which] for _, column in self.columns()))
+    def take(self, rows: "NDArray[Any] | slice") -> "IndexEntries":
+        """Return some of the entries, in this order."""
+        return IndexEntries(*(column[rows] for _, column in self.columns()))
 
     def newest(self) -> "IndexEntries":
-        """Sorted, and only the first entry of each key: give the newest first."""
+        """Sort by hash and keep the first entry of each key: the caller puts the newest first."""
         order = np.argsort(self.hash_hi, kind="stable")
         hi, lo = self.hash_hi[order], self.hash_lo[order]
-        same = hi[1:] == hi[:-1]
-        if (same & (lo[1:] != lo[:-1])).any():  # two keys agree in 64 bits: rare, and allowed
+        is_same = hi[1:] == hi[:-1]
+        if (is_same & (lo[1:] != lo[:-1])).any():  # two keys agree in 64 bits: rare, and allowed
             order = np.lexsort((self.hash_lo, self.hash_hi))
             hi, lo = self.hash_hi[order], self.hash_lo[order]
-            same = (hi[1:] == hi[:-1]) & (lo[1:] == lo[:-1])
-        first = np.concatenate([np.ones(min(len(order), 1), dtype=bool), ~same])
-        return self.take(order[first])
+            is_same = (hi[1:] == hi[:-1]) & (lo[1:] == lo[:-1])
+        is_first = np.concatenate([np.ones(min(len(order), 1), dtype=bool), ~is_same])
+        return self.take(order[is_first])
+
+    def by_bucket(self, buckets: int) -> "Iterator[tuple[int, IndexEntries]]":
+        """Cut sorted entries by bucket; buckets without entries are left out."""
+        # A bucket is the first bits of the hash, so in sorted entries each bucket is a slice.
+        numbers = bucket_of(self.hash_hi.reshape(-1, 1), buckets)
+        bounds = np.searchsorted(numbers, np.arange(buckets + 1)).tolist()
+        for bucket, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            if start < stop:
+                yield bucket, self.take(slice(start, stop))
 
 
 def row_entries(
@@ -78,32 +88,34 @@ def row_entries(
     position: NDArray[Any],
     sequence: pa.Array | None = None,
 ) -> IndexEntries:
-    """Live rows; `file` is a number, one for all or one each, `position` the place in it."""
+    """Return entries of live rows; `file` is one number for all, or one for each row."""
     count = len(hashes)
     if count and int(position.max()) > LARGEST:
         raise ValueError("a data file has more than 2^32 rows")
-    told = SourceSequences.of(sequence, count)
+    words = SourceSequences.of(sequence, count)
     files = np.broadcast_to(np.asarray(file, dtype=np.uint32), (count,))
     return IndexEntries(
-        hashes[:, 0], hashes[:, 1], told.hi, told.lo, files, position.astype(np.uint32), told.size
+        hashes[:, 0],
+        hashes[:, 1],
+        words.hi,
+        words.lo,
+        files,
+        position.astype(np.uint32),
+        words.size,
     )
 
 
 def tombstone_entries(
     hashes: Hashes, sequence: pa.Array | None, seconds: "int | NDArray[Any]"
 ) -> IndexEntries:
-    """Deleted keys, and when they were deleted."""
-    when = np.broadcast_to(np.asarray(seconds), (len(hashes),))
-    found = row_entries(hashes, 0, when, sequence)
-    return IndexEntries(
-        found.hash_hi, found.hash_lo, found.sequence_hi, found.sequence_lo,
-        found.file, found.position, found.marks | np.uint8(TOMBSTONE),
-    )  # fmt: skip
+    """Return tombstones of deleted keys; `seconds` since 1970 says when they were deleted."""
+    entries = row_entries(hashes, 0, np.broadcast_to(np.asarray(seconds), (len(hashes),)), sequence)
+    return replace(entries, marks=entries.marks | np.uint8(TOMBSTONE))
 
 
 def concat_entries(parts: Sequence[IndexEntries]) -> IndexEntries:
-    """All entries of all parts, in their order."""
+    """Join the entries of all parts, in their order."""
     if not parts:
-        return IndexEntries(*(np.zeros(0, dtype=kind) for kind in COLUMNS.values()))
+        return IndexEntries(*(np.zeros(0, dtype) for dtype in COLUMNS.values()))
     columns = [[column for _, column in part.columns()] for part in parts]
-    return IndexEntries(*(np.concatenate(each) for each in zip(*columns, strict=True)))
+    return IndexEntries(*(np.concatenate(pieces) for pieces in zip(*columns, strict=True)))

@@ -1,4 +1,4 @@
-"""Keys: 128 bits that stand for the values of the key columns, the same on every machine.
+"""Key hashes: 128 bits that stand for the values of the key columns, the same on every machine.
 
 The hash is MD5 of a canonical encoding. It does not change when a column is widened (int → long,
 float → double, decimal precision, date → timestamp), and nobody can aim at another row's key.
@@ -31,7 +31,7 @@ _NAN = np.float64("nan")
 
 
 def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
-    """Hash the rows of these key columns; a null is hashed as one, whoever asks reports it."""
+    """Hash the rows of key columns; nulls have a hash of their own, and the caller reports them."""
     if not columns:
         raise ValueError("a key has at least one column")
     rows = len(columns[0])
@@ -44,7 +44,7 @@ def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
 
 
 def bucket_of(hashes: Hashes, buckets: int) -> NDArray[np.intp]:
-    """Say which bucket each key belongs to: the first bits of its hash, `buckets` a power of 2."""
+    """Return the bucket of each key: the first bits of its hash. `buckets` is a power of 2."""
     bits = buckets.bit_length() - 1
     if buckets != 1 << bits:
         raise ValueError(f"{buckets} is no power of two")
@@ -54,13 +54,13 @@ def bucket_of(hashes: Hashes, buckets: int) -> NDArray[np.intp]:
 
 
 def _canonical(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
-    """One binary value per row: null flags, fixed parts, sizes of the others, then the others."""
+    """Encode each row as one binary value: null flags, fixed parts, sizes of texts, then texts."""
     rows = len(columns[0])
     fixed: list[Matrix] = [_null_flags(columns)]
     texts: list[pa.LargeBinaryArray] = []
     for column in columns:
         numbers, text = _encoded(column)
-        fixed += [_bytes_of(each) for each in numbers]
+        fixed += [_bytes_of(values) for values in numbers]
         if text is not None:
             fixed.append(_bytes_of(pc.binary_length(text).to_numpy()))
             texts.append(text)
@@ -71,46 +71,46 @@ def _canonical(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
 
 
 def _encoded(column: pa.Array) -> tuple[list[NDArray[Any]], pa.LargeBinaryArray | None]:
-    """A column as numbers of fixed width and, where its values vary in length, their bytes."""
-    kind = column.type
-    if pa.types.is_decimal(kind):
+    """Encode a column as numbers of fixed width and, where values vary in length, their bytes."""
+    arrow_type = column.type
+    if pa.types.is_decimal(arrow_type):
         digits, exponent = _decimal(column)
         return [exponent], digits
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(arrow_type):
         values = _numbers(column.cast(pa.float64()), 0.0)
         values = np.where(np.isnan(values), _NAN, values + 0.0)  # one NaN; -0.0 is 0.0
         return [values], None
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    if pa.types.is_integer(arrow_type) or pa.types.is_boolean(arrow_type):
         return [_numbers(column.cast(pa.int64()), 0)], None
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+    if pa.types.is_date(arrow_type) or pa.types.is_timestamp(arrow_type):
         return _moment(column), None
-    if pa.types.is_time(kind):
+    if pa.types.is_time(arrow_type):
         return [_numbers(column.cast(pa.time64("ns")).cast(pa.int64()), 0)], None
-    if pa.types.is_null(kind):
+    if pa.types.is_null(arrow_type):
         return [np.zeros(len(column), dtype=np.int64)], None
-    if _is_bytes(kind):
-        # Texts first become binary: only then a fixed width can become a large one.
-        narrow = column if pa.types.is_large_binary(kind) else column.cast(_wide(kind))
+    if _is_bytes(arrow_type):
+        # In two steps: a fixed width becomes binary before it becomes large binary.
+        narrow = column if pa.types.is_large_binary(arrow_type) else column.cast(_wide(arrow_type))
         return [], narrow.cast(pa.large_binary()).fill_null(b"")
     raise SchemaRefused(
-        f"a column of type {kind} cannot be part of a key",
+        f"a column of type {arrow_type} cannot be part of a key",
         hint="name columns with plain values under `keys:`",
     )
 
 
 def _moment(column: pa.Array) -> list[NDArray[Any]]:
-    """Microseconds, and nanoseconds beyond them: a date is the midnight that it begins with."""
-    kind = column.type
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+    """Return microseconds, and nanoseconds beyond them; a date counts as its midnight."""
+    arrow_type = column.type
+    if pa.types.is_timestamp(arrow_type) and arrow_type.unit == "ns":
         nanos = _numbers(column.cast(pa.int64()), 0)
         return [nanos // 1000, nanos % 1000]
-    micros = column.cast(pa.timestamp("us", getattr(kind, "tz", None)))
+    micros = column.cast(pa.timestamp("us", getattr(arrow_type, "tz", None)))
     values = _numbers(micros.cast(pa.int64()), 0)
     return [values, np.zeros_like(values)]
 
 
 def _decimal(column: pa.Array) -> tuple[pa.LargeBinaryArray, NDArray[Any]]:
-    """The digits without trailing zeros, and the place of the last one: 1.0 is 1.00."""
+    """Return the digits without trailing zeros, and the exponent: 1.0 is the same key as 1.00."""
     scale = column.type.scale
     wide = column.cast(pa.decimal128(38, scale))
     whole = pa.Array.from_buffers(
@@ -128,14 +128,14 @@ def _digests(values: pa.LargeBinaryArray) -> Hashes:
     con = connection()
     con.register("t", pa.table({"v": values}))
     try:
-        found = con.execute(_HASH).to_arrow_table(max(len(values), 1))
+        words = con.execute(_HASH).to_arrow_table(max(len(values), 1))
     finally:
         con.unregister("t")
-    return np.column_stack([found.column("hi").to_numpy(), found.column("lo").to_numpy()])
+    return np.column_stack([words.column("hi").to_numpy(), words.column("lo").to_numpy()])
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """One array of plain values: no chunks, no dictionary, no extension type."""
+    """Return one array of plain values: no chunks, no dictionary, no extension type."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):
@@ -143,25 +143,25 @@ def _plain(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def _is_bytes(arrow_type: pa.DataType) -> bool:
     tests = (
         pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
         pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
         pa.types.is_fixed_size_binary,
     )  # fmt: skip
-    return any(test(kind) for test in tests)
+    return any(test(arrow_type) for test in tests)
 
 
-def _wide(kind: pa.DataType) -> pa.DataType:
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if text or pa.types.is_string_view(kind):
+def _wide(arrow_type: pa.DataType) -> pa.DataType:
+    is_text = pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
+    if is_text or pa.types.is_string_view(arrow_type):
         return pa.large_string()
-    return pa.binary() if pa.types.is_fixed_size_binary(kind) else pa.large_binary()
+    return pa.binary() if pa.types.is_fixed_size_binary(arrow_type) else pa.large_binary()
 
 
 def _numbers(column: pa.Array, missing: float) -> NDArray[Any]:
-    found: NDArray[Any] = column.fill_null(missing).to_numpy(zero_copy_only=False)
-    return found
+    values: NDArray[Any] = column.fill_null(missing).to_numpy(zero_copy_only=False)
+    return values
 
 
 def _null_flags(columns: Sequence[pa.Array]) -> Matrix:
@@ -170,13 +170,13 @@ def _null_flags(columns: Sequence[pa.Array]) -> Matrix:
 
 
 def _bytes_of(values: NDArray[Any]) -> Matrix:
-    """Eight bytes a value, lowest first on every machine."""
+    """Return eight bytes a value, lowest first on every machine."""
     wide = values.astype(np.dtype("<f8") if values.dtype.kind == "f" else _LITTLE)
     return np.ascontiguousarray(wide).view(np.uint8).reshape(len(values), 8)
 
 
 def _binary(matrix: Matrix, rows: int) -> pa.LargeBinaryArray:
-    """The rows of a matrix as binary values, without a copy of each."""
+    """Return the rows of a matrix as binary values, without a copy of each."""
     width = matrix.shape[1]
     offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int64)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(matrix))]

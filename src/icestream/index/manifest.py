@@ -1,4 +1,4 @@
-"""A manifest: one state of the index, in one small file that never changes."""
+"""An index manifest: one state of the key index, in one small file that never changes."""
 
 import json
 import zlib
@@ -18,14 +18,14 @@ _PREFIX = "manifest-"
 
 @dataclass(frozen=True)
 class IndexManifest:
-    """Where the index stands, and which files make it up."""
+    """One state of the key index: the table's snapshot, and the files that make the index up."""
 
     number: int  # +1 with every state
     owner: str  # the process that may write the next one
     whole: bool  # False: it is being built
     table_uuid: str
     keys: Mapping[str, int]  # key columns and their field ids, in order
-    snapshot_id: int | None  # of the table, at which the index stands
+    snapshot_id: int | None  # of the table, that the index describes
     sequence_number: int  # Iceberg's, of that snapshot
     commit_id: str | None
     next_file: int
@@ -34,38 +34,39 @@ class IndexManifest:
 
     @property
     def buckets(self) -> int:
-        """How many shares the keys are split into."""
+        """The number of buckets that the keys are split into."""
         return len(self.runs)
 
     @property
     def name(self) -> str:
-        """The file it is kept in."""
+        """The name of the manifest's file."""
         return name_of(self.number)
 
     def names(self) -> set[str]:
-        """All files it refers to."""
-        return {each.name for each in self.lists} | {
+        """Return the names of all file lists and runs that make up this state."""
+        return {ref.name for ref in self.lists} | {
             run.name for bucket in self.runs for run in bucket
         }
 
     def following(self, **changes: Any) -> "IndexManifest":
-        """The next state."""
+        """Return the next state: this one with changes and the next number."""
         return replace(self, number=self.number + 1, **changes)
 
 
 def publish(folder: Path, manifest: IndexManifest) -> None:
-    """Make this the newest state; refused if somebody else has written this or a later one."""
+    """Write a manifest as the newest state; raises Fenced if another process has written one."""
     raw = {
         **vars(manifest),  # `asdict` would copy every run's facts, which takes longer than the rest
         "version": VERSION,
-        "lists": [vars(each) for each in manifest.lists],
+        "lists": [vars(ref) for ref in manifest.lists],
         "runs": [[vars(run) for run in bucket] for bucket in manifest.runs],
     }
     body = json.dumps(raw, separators=(",", ":"))
     text = json.dumps({"crc": zlib.crc32(body.encode()), "body": body})
-    # Numbers that were swept away are free again, so a later one counts as well.
-    passed = max(numbers(folder), default=0) >= manifest.number
-    if passed or not write_once(folder / manifest.name, text.encode()):
+    # A new owner removes older manifests, so the name alone may be free again: a later number
+    # counts as well.
+    is_passed = max(numbers(folder), default=0) >= manifest.number
+    if is_passed or not write_once(folder / manifest.name, text.encode()):
         raise Fenced(
             "another process has taken over the key index",
             where=str(folder),
@@ -74,13 +75,13 @@ def publish(folder: Path, manifest: IndexManifest) -> None:
 
 
 def numbers(folder: Path) -> list[int]:
-    """Numbers of the manifests that are there, newest first."""
-    found = [path.stem.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*.json")]
-    return sorted((int(each) for each in found if each.isdigit()), reverse=True)
+    """List the numbers of the manifests in a folder, newest first."""
+    texts = [path.stem.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*.json")]
+    return sorted((int(text) for text in texts if text.isdigit()), reverse=True)
 
 
 def read(folder: Path, name: str) -> IndexManifest:
-    """Read a state back; what is not whole or not known is refused."""
+    """Read a manifest; raises IndexDamaged if it is torn or of another version."""
     path = folder / name
     try:
         outer = json.loads(path.read_bytes())
@@ -90,7 +91,7 @@ def read(folder: Path, name: str) -> IndexManifest:
         raw = json.loads(body)
         if raw.pop("version") != VERSION:
             raise ValueError("another version")
-        raw["lists"] = tuple(FileListRef(**each) for each in raw["lists"])
+        raw["lists"] = tuple(FileListRef(**ref) for ref in raw["lists"])
         raw["runs"] = tuple(tuple(_ref(run) for run in bucket) for bucket in raw["runs"])
         return IndexManifest(**raw)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as failure:
@@ -98,10 +99,10 @@ def read(folder: Path, name: str) -> IndexManifest:
 
 
 def name_of(number: int) -> str:
-    """The file of a manifest by its number."""
+    """Return the file name of the manifest with a number."""
     return f"{_PREFIX}{number:012d}.json"
 
 
 def _ref(raw: dict[str, Any]) -> RunRef:
-    own = raw["numbers"]
-    return RunRef(raw["name"], raw["entries"], None if own is None else tuple(own))
+    files = raw["numbers"]
+    return RunRef(raw["name"], raw["entries"], None if files is None else tuple(files))

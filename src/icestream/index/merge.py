@@ -1,4 +1,4 @@
-"""Merging: few runs, each key written a bounded number of times, whatever the table's size.
+"""Merging runs: keeps them few, and writes each key a bounded number of times.
 
 Runs fall into tiers by size, each four times the one before. Four runs of a tier become one.
 """
@@ -20,6 +20,7 @@ from icestream.index.sorted_run import (
     SortedRunWriter,
     cut_by_hash,
     open_run,
+    run_folder,
 )
 
 FAN = 4
@@ -30,29 +31,29 @@ _AT_ONCE = 1 << 19  # entries in memory
 
 @dataclass(frozen=True)
 class RunRef:
-    """A run as a manifest names it."""
+    """A run as an index manifest names it."""
 
     name: str  # within the index's folder
     entries: int
-    numbers: tuple[int, ...] | None = None  # of its data files; None: it holds numbers itself
+    numbers: tuple[int, ...] | None = None  # of its data files; None: its entries hold the numbers
 
 
 @dataclass(frozen=True)
 class MergeJob:
-    """One merge, ready for any process of this machine."""
+    """One merge of runs of a bucket; may be done in any process of this machine."""
 
     folder: str
     table_uuid: str
     bucket: int
     runs: tuple[RunRef, ...]  # newest first, neighbours
-    includes_oldest: bool  # the bucket has no older run, so nothing is hidden by what is dropped
+    includes_oldest: bool  # the bucket has no run below these
     live_files: NDArray[np.uint32]
-    drop_before: int  # tombstones from before this second may go
+    drop_before: int  # tombstones from before this second may be dropped
 
 
 @dataclass(frozen=True)
 class MergedRun:
-    """What became of a job."""
+    """The run that a merge job wrote; `KeyIndex.install_merged` puts it into the index."""
 
     job: MergeJob
     run: RunRef
@@ -81,7 +82,7 @@ def _tier(entries: int) -> int:
 
 
 def merge(job: MergeJob) -> MergedRun:
-    """Write the newest entry of each key into one run; in bounded memory."""
+    """Merge runs into one that has the newest entry of each key; in bounded memory."""
     folder = Path(job.folder)
     runs = [open_run(folder / ref.name, ref.numbers) for ref in job.runs]
     for run in runs:
@@ -94,28 +95,25 @@ def merge(job: MergeJob) -> MergedRun:
     most = sum(len(run) for run in runs)
     with SortedRunWriter(folder / name, origin, most, _shared_constants(runs)) as writer:
         for parts in cut_by_hash(runs, _AT_ONCE):
-            kept = concat_entries(parts).newest()
+            entries = concat_entries(parts).newest()
+            # Only together with the oldest run: elsewhere an entry of a removed file, or an old
+            # tombstone, still hides an older entry of its key below.
             if job.includes_oldest:
-                kept = kept.take(_worth_keeping(kept, job))
-            rows += int((~kept.tombstone).sum())
-            writer.add(kept)
+                entries = entries.take(_worth_keeping(entries, job))
+            rows += int((~entries.tombstone).sum())
+            writer.add(entries)
         count = writer.finish()
     return MergedRun(job, RunRef(name, count), rows)
 
 
-def run_folder(bucket: int) -> str:
-    """Where the runs of a bucket are, within the index's folder."""
-    return f"runs/{bucket:04d}"
-
-
 def _worth_keeping(entries: IndexEntries, job: MergeJob) -> NDArray[np.bool_]:
-    """Rows in live files and young tombstones; there is nothing below that the others hide."""
-    young = entries.position >= job.drop_before
-    return np.where(entries.tombstone, young, is_live(job.live_files, entries.file))
+    """Tell which entries are rows of live files or young tombstones."""
+    is_young = entries.position >= job.drop_before  # a tombstone's position is its second
+    return np.where(entries.tombstone, is_young, is_live(job.live_files, entries.file))
 
 
 def _shared_constants(runs: Sequence[SortedRun]) -> dict[str, int]:
-    """Columns that have the same one value in all runs; files are numbered anew."""
+    """Return the columns that have the same one value in all runs; files are numbered anew."""
     first, *others = [run.constants for run in runs if len(run)] or [runs[0].constants]
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Rows that a rewrite of data files has put elsewhere, as runs that wait for its commit.
+"""What a rewrite of data files changes in the key index, staged before its commit.
 
     stage_runs (in a task) ▸ drop_rows (deleted meanwhile) ▸ the commit ▸ KeyIndex.apply_rewrite
 
@@ -6,7 +6,6 @@ Runs are searched newest first. These come in front of all others, so they may n
 are live in the rewrite's snapshot: a row that was replaced meanwhile has a newer entry below.
 """
 
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icestream.index.entries import IndexEntries
-from icestream.index.keys import bucket_of
-from icestream.index.merge import run_folder
-from icestream.index.sorted_run import RunIdentity, open_run, read_origin, write_run
+from icestream.index.sorted_run import RunIdentity, open_run, read_origin, stage_run
 
 
 @dataclass(frozen=True)
 class IndexStaging:
-    """Where entries of a table's index are staged: what a task must know of it."""
+    """What a rewrite task must know of a table's key index to stage entries for it."""
 
     folder: str
     table_uuid: str
@@ -32,64 +29,64 @@ class IndexStaging:
 
 @dataclass(frozen=True)
 class RewriteIndexUpdate:
-    """What a rewrite changes in the index, once its snapshot is the table's."""
+    """What a rewrite changes in the index; applied once its snapshot is in the table."""
 
     rewrite_id: str  # in the snapshot's summary
     origin: str  # of its runs
     runs: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()  # data files
     added: tuple[str, ...] = ()
-    contents: tuple[str, ...] = ()  # of the added ones, as Iceberg's JSON
+    contents: tuple[str, ...] = ()  # the added data files as Iceberg's JSON
 
 
 def stage_runs(
-    shelf: IndexStaging, origin: str, entries: IndexEntries, paths: Sequence[str]
+    staging: IndexStaging, origin: str, entries: IndexEntries, paths: Sequence[str]
 ) -> list[str]:
-    """Write the entries of new rows, given in the order of writing; `file` counts `paths`."""
-    ready = entries.take(slice(None, None, -1)).newest()
-    places = bucket_of(ready.hash_hi.reshape(-1, 1), shelf.buckets)
-    bounds = np.searchsorted(places, np.arange(shelf.buckets + 1))
-    found = []
-    for bucket in range(shelf.buckets):
-        part = ready.take(slice(bounds[bucket], bounds[bucket + 1]))
-        if len(part):
-            told = RunIdentity(shelf.table_uuid, bucket, origin, tuple(paths))
-            found.append(_write_run(Path(shelf.folder), told, part))
-    return found
+    """Write entries of new rows, given in the order of writing; returns the names of the runs.
+
+    `file` of the entries counts `paths`, the new data files.
+    """
+    # Reversed: `newest` keeps the first entry of a key, and the row written last is the newest.
+    newest = entries.take(slice(None, None, -1)).newest()
+    return [
+        stage_run(
+            Path(staging.folder),
+            RunIdentity(staging.table_uuid, bucket, origin, tuple(paths)),
+            part,
+        )
+        for bucket, part in newest.by_bucket(staging.buckets)
+    ]
 
 
 def drop_rows(
-    shelf: IndexStaging,
+    staging: IndexStaging,
     runs: Sequence[str],
     sizes: Mapping[str, int],
-    dead: Mapping[str, NDArray[np.int64]],
+    deleted: Mapping[str, NDArray[np.int64]],
 ) -> list[str]:
-    """The same runs without the rows that died; `sizes` are the rows of each data file."""
+    """Write runs again without the rows at deleted positions; returns the names to use instead.
+
+    `sizes` are the numbers of rows of the new data files. A run that loses no row keeps its name.
+    """
+    # The rows of all files are numbered through: one mask for all of them.
     firsts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
-    gone = np.zeros(sum(sizes.values()), dtype=bool)
-    for path, positions in dead.items():
-        gone[firsts[path] + positions] = True
-    folder, found = Path(shelf.folder), []
+    is_deleted = np.zeros(sum(sizes.values()), dtype=bool)
+    for path, positions in deleted.items():
+        is_deleted[firsts[path] + positions] = True
+    folder, names = Path(staging.folder), []
     for name in runs:
         origin, _ = read_origin(folder / name)
         entries = open_run(folder / name, range(len(origin.paths))).entries
         starts = np.array([firsts[path] for path in origin.paths])
-        left = ~gone[starts[entries.file] + entries.position]
-        if left.all():
-            found.append(name)
-        elif left.any():
-            found.append(_write_run(folder, origin, entries.take(left)))
-    return found
+        is_kept = ~is_deleted[starts[entries.file] + entries.position]
+        if is_kept.all():
+            names.append(name)
+        elif is_kept.any():
+            names.append(stage_run(folder, origin, entries.take(is_kept)))
+    return names
 
 
-def remove_runs(shelf: IndexStaging, runs: Sequence[str]) -> None:
-    """Forget runs that no commit will name."""
+def remove_runs(staging: IndexStaging, runs: Sequence[str]) -> None:
+    """Remove runs that no commit will name."""
     for name in runs:
-        Path(shelf.folder, name).unlink(missing_ok=True)
-
-
-def _write_run(folder: Path, origin: RunIdentity, entries: IndexEntries) -> str:
-    name = f"{run_folder(origin.bucket)}/{origin.commit_id}-{uuid.uuid4().hex}.run"
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    write_run(folder / name, origin, entries)
-    return name
+        Path(staging.folder, name).unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""Tombstones beside the table: deleted keys, for an index that is built again.
+"""Tombstone files beside the table: deleted keys, for an index that is built again.
 
 Files under `<table>/_icestream/tombstones/`, named by time and commit. They are written before the
-commit is made, so some belong to a commit that never was. A row that is there always beats them;
-and each file says how far its commit would have brought the table. What goes beyond what the table
-has reached is of no commit, and speaks of deletes that are yet to come: rows that come before them
-must not be taken for old ones.
+commit is made, so some belong to a commit that never was. A live row always beats them; and each
+file says how far its commit would have brought the table. What goes beyond the table's committed
+positions belongs to no commit, and speaks of deletes that are yet to come: rows that come before
+them must not be taken for old ones.
 """
 
 import json
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
         ("commit_id", pa.string()),
     ]
 )
-_PACK = 256  # so many files of single commits become one
+_PACK = 256  # files of single commits that are packed into one
 _PACKED = "packed"
 _UNTIL = b"icestream.until"  # metadata of a file: commit → positions behind its last records
 _MICROS = 1_000_000
@@ -42,7 +42,7 @@ _MICROS = 1_000_000
 
 @dataclass(frozen=True)
 class _TombstoneFile:
-    """A file, as its name tells."""
+    """A tombstone file: its path, and what its name says of it."""
 
     path: str
     time: int
@@ -57,9 +57,9 @@ def write_tombstones(
     time: int,
     until: Positions | None = None,
 ) -> str | None:
-    """Write the keys that a commit deletes, before it is made; → the file, if there are any.
+    """Write the keys that a commit deletes, before it is made; returns the path, if there are any.
 
-    `until` is how far the commit brings the table.
+    `until` are the committed positions of the table after the commit.
     """
     if not len(hashes):
         return None
@@ -82,48 +82,49 @@ def read_tombstones(
     commits: Collection[str] | None = None,
     reached: Positions | None = None,
 ) -> Iterator[IndexEntries]:
-    """Give all that are young enough, oldest file first; `commits`: only those of these.
+    """Yield tombstones that are not too old, oldest file first; `commits`: only of these commits.
 
-    Where these are not known, `reached` tells what the table has: no commit that goes beyond it.
+    Where the commits are not known, `reached` are the table's committed positions: tombstones of
+    a commit that goes beyond them are left out.
     """
-    begin = now - KEEP_SECONDS * _MICROS
+    oldest = now - KEEP_SECONDS * _MICROS
     system, _ = filesystem(location)
     for file in _files(location):
-        named = commits is None or file.commit_id == _PACKED or file.commit_id in commits
-        if file.time < begin or not named:
+        may_match = commits is None or file.commit_id == _PACKED or file.commit_id in commits
+        if file.time < oldest or not may_match:
             continue
         if commits is not None and file.commit_id == _PACKED:
-            names = pq.read_table(file.path, filesystem=system, columns=["commit_id"])
-            if not set(names.column(0).unique().to_pylist()) & set(commits):
+            commit_ids = pq.read_table(file.path, filesystem=system, columns=["commit_id"])
+            if not set(commit_ids.column(0).unique().to_pylist()) & set(commits):
                 continue
         rows, until = _read(system, file.path)
-        wanted = rows.column("time").to_numpy() >= begin
+        is_wanted = rows.column("time").to_numpy() >= oldest
         if commits is not None:
-            wanted &= np.isin(rows.column("commit_id").to_numpy(), list(commits))
+            is_wanted &= np.isin(rows.column("commit_id").to_numpy(), list(commits))
         elif reached is not None:
-            beyond = [name for name, stop in until.items() if _goes_beyond(stop, reached)]
-            wanted &= ~np.isin(rows.column("commit_id").to_numpy(), beyond)
-        rows = rows.filter(pa.array(wanted)).combine_chunks()
+            beyond = [commit for commit, stop in until.items() if _goes_beyond(stop, reached)]
+            is_wanted &= ~np.isin(rows.column("commit_id").to_numpy(), beyond)
+        rows = rows.filter(pa.array(is_wanted)).combine_chunks()
         if rows.num_rows:
             yield _entries(rows)
 
 
 def tidy_tombstones(location: str, now: int) -> int:
-    """Remove files that are too old, and pack those of many commits into one; → files removed."""
+    """Pack files of many commits into one, and remove old ones; returns the files removed."""
     system, _ = filesystem(location)
     files = _files(location)
-    old = [file for file in files if file.time < now - KEEP_SECONDS * _MICROS]
-    single = [file for file in files if file not in old and file.commit_id != _PACKED]
+    to_remove = [file for file in files if file.time < now - KEEP_SECONDS * _MICROS]
+    single = [file for file in files if file not in to_remove and file.commit_id != _PACKED]
     if len(single) >= _PACK:
-        several = [_read(system, each.path) for each in single]
-        rows = pa.concat_tables([each for each, _ in several])
-        until = {name: stop for _, some in several for name, stop in some.items()}
+        contents = [_read(system, file.path) for file in single]
+        rows = pa.concat_tables([table for table, _ in contents])
+        until = {commit: stop for _, stops in contents for commit, stop in stops.items()}
         # Named by the youngest, written before the others go: twice is harmless, never is not.
-        _write(location, _PACKED, max(each.time for each in single), rows, until)
-        old += single
-    for file in old:
+        _write(location, _PACKED, max(file.time for file in single), rows, until)
+        to_remove += single
+    for file in to_remove:
         system.delete_file(file.path)
-    return len(old)
+    return len(to_remove)
 
 
 def _entries(rows: pa.Table) -> IndexEntries:
@@ -134,49 +135,49 @@ def _entries(rows: pa.Table) -> IndexEntries:
 
 def _goes_beyond(stop: Mapping[str, Mapping[str, int]], reached: Positions) -> bool:
     return any(
-        at > reached.get(stream, {}).get(int(number), 0)
+        position > reached.get(stream, {}).get(int(partition), 0)
         for stream, partitions in stop.items()
-        for number, at in partitions.items()
+        for partition, position in partitions.items()
     )
 
 
 def _read(system: Any, path: str) -> tuple[pa.Table, dict[str, Any]]:
-    """The rows of a file, and how far each of its commits would have come."""
-    with system.open_input_file(path) as opened:
-        rows = pq.read_table(opened)
-    told = (rows.schema.metadata or {}).get(_UNTIL, b"{}")
-    return rows.replace_schema_metadata(None), json.loads(told)
+    """Read the rows of a file, and for each of its commits the positions behind its records."""
+    with system.open_input_file(path) as stream:
+        rows = pq.read_table(stream)
+    until_json = (rows.schema.metadata or {}).get(_UNTIL, b"{}")
+    return rows.replace_schema_metadata(None), json.loads(until_json)
 
 
 def _write(
     location: str, commit_id: str, time: int, rows: pa.Table, until: Mapping[str, Any]
 ) -> str:
     rows = rows.replace_schema_metadata({_UNTIL: json.dumps(until)})
-    system, path = _at(location)
-    system.create_dir(path, recursive=True)
-    name = f"{path}/{time:020d}-{commit_id}-{uuid.uuid4().hex}.parquet"
-    # A file that is there is whole: object stores see to it, a local disk by a second name.
-    local = isinstance(system, fs.LocalFileSystem)
-    draft = f"{path}/.{uuid.uuid4().hex}.tmp" if local else name
+    system, folder = _open_folder(location)
+    system.create_dir(folder, recursive=True)
+    path = f"{folder}/{time:020d}-{commit_id}-{uuid.uuid4().hex}.parquet"
+    # No reader may see half a file: object stores see to that, a local disk needs a second name.
+    is_local = isinstance(system, fs.LocalFileSystem)
+    draft = f"{folder}/.{uuid.uuid4().hex}.tmp" if is_local else path
     with system.open_output_stream(draft) as out:
         pq.write_table(rows, out, compression="zstd")
-    if local:
-        system.move(draft, name)
-    return name
+    if is_local:
+        system.move(draft, path)
+    return path
 
 
 def _files(location: str) -> list[_TombstoneFile]:
-    """All files, oldest first; whatever has another kind of name is not ours."""
-    system, path = _at(location)
-    found = []
-    for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-        time, _, rest = info.base_name.removesuffix(".parquet").partition("-")
-        commit_id, _, attempt = rest.rpartition("-")
+    """List all tombstone files, oldest first; files with another form of name are not ours."""
+    system, folder = _open_folder(location)
+    files = []
+    for info in system.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+        time, _, ids = info.base_name.removesuffix(".parquet").partition("-")
+        commit_id, _, attempt = ids.rpartition("-")
         if info.is_file and time.isdigit() and commit_id and attempt:
-            found.append(_TombstoneFile(info.path, int(time), commit_id))
-    return sorted(found, key=lambda each: (each.time, each.path))
+            files.append(_TombstoneFile(info.path, int(time), commit_id))
+    return sorted(files, key=lambda file: (file.time, file.path))
 
 
-def _at(location: str) -> tuple[Any, str]:
+def _open_folder(location: str) -> tuple[Any, str]:
     system, path = filesystem(location)
     return system, f"{path.rstrip('/')}/{FOLDER}"

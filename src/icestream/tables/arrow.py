@@ -1,4 +1,4 @@
-"""An Iceberg schema as Arrow: the types in which rows travel and are written."""
+"""Maps an Iceberg schema to Arrow: the types in which rows travel and are written."""
 
 from functools import singledispatch
 
@@ -8,9 +8,8 @@ from pyiceberg.schema import Schema
 
 from icestream.errors import SchemaRefused
 
-PATH_ID, POSITION_ID = 2147483546, 2147483545  # reserved by the specification
-
-
+# Field ids of a position delete's columns, `file_path` and `pos`: reserved by the specification.
+PATH_ID, POSITION_ID = 2147483546, 2147483545
 FIELD_ID = b"PARQUET:field_id"  # in the metadata of an Arrow field
 
 # pyiceberg.io.pyarrow has the same mapping, but importing it costs every Python worker 2 seconds.
@@ -33,7 +32,7 @@ _PLAIN: dict[type[t.IcebergType], pa.DataType] = {
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """Map to Arrow as PyIceberg does, with a field id at every level."""
+    """Map a schema to Arrow as PyIceberg does, with a field id at every level."""
     return pa.schema([_field(field) for field in schema.fields])
 
 
@@ -47,33 +46,33 @@ def _field(field: t.NestedField) -> pa.Field:
 
 
 @singledispatch
-def _arrow(kind: t.IcebergType) -> pa.DataType:
+def _arrow(iceberg_type: t.IcebergType) -> pa.DataType:
     try:
-        return _PLAIN[type(kind)]
+        return _PLAIN[type(iceberg_type)]
     except KeyError:
-        raise SchemaRefused(f"columns of type {kind} cannot be written") from None
+        raise SchemaRefused(f"columns of type {iceberg_type} cannot be written") from None
 
 
 @_arrow.register
-def _(kind: t.DecimalType) -> pa.DataType:
-    return pa.decimal128(kind.precision, kind.scale)
+def _(iceberg_type: t.DecimalType) -> pa.DataType:
+    return pa.decimal128(iceberg_type.precision, iceberg_type.scale)
 
 
 @_arrow.register
-def _(kind: t.FixedType) -> pa.DataType:
-    return pa.binary(len(kind))
+def _(iceberg_type: t.FixedType) -> pa.DataType:
+    return pa.binary(len(iceberg_type))
 
 
 @_arrow.register
-def _(kind: t.StructType) -> pa.DataType:
-    return pa.struct([_field(field) for field in kind.fields])
+def _(iceberg_type: t.StructType) -> pa.DataType:
+    return pa.struct([_field(field) for field in iceberg_type.fields])
 
 
 @_arrow.register
-def _(kind: t.ListType) -> pa.DataType:
-    return pa.large_list(_field(kind.element_field))
+def _(iceberg_type: t.ListType) -> pa.DataType:
+    return pa.large_list(_field(iceberg_type.element_field))
 
 
 @_arrow.register
-def _(kind: t.MapType) -> pa.DataType:
-    return pa.map_(_field(kind.key_field), _field(kind.value_field))
+def _(iceberg_type: t.MapType) -> pa.DataType:
+    return pa.map_(_field(iceberg_type.key_field), _field(iceberg_type.value_field))

@@ -1,4 +1,4 @@
-"""Snapshots of a table, and what the summary of one that a pipeline made says.
+"""Snapshots of a table, and the summary entries of a pipeline's commits.
 
 `summary` writes what the properties of `Snapshot` read: docs/design/exactly-once.md, "The marker".
 """
@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from icestream.positions import Positions
-from icestream.tables.marker import Marker, compact_json
+from icestream.tables.marker import Marker, compact_json, int_partitions
 
 FORGOTTEN = -1  # stands for a parent that nobody knows any more
 PIPELINE = "icestream.pipeline"
@@ -25,7 +25,7 @@ REWRITE_ID = "icestream.rewrite-id"
 
 
 def summary(marker: Marker, before: Positions, records: int) -> dict[str, str]:
-    """The snapshot summary of a commit: its ids, and the partitions that moved since `before`."""
+    """Return a commit's snapshot summary: its ids, and the positions that moved since `before`."""
     # Only what moved: `verify` takes a chain without a break as proof that each range begins
     # where the last one ended.
     moved = {
@@ -67,7 +67,7 @@ class Snapshot:
 
     @staticmethod
     def of(raw: Mapping[str, Any]) -> "Snapshot":
-        """Of Iceberg's JSON."""
+        """Read a snapshot from Iceberg's JSON."""
         notes = dict(raw.get("summary") or {})
         return Snapshot(
             snapshot_id=raw["snapshot-id"],
@@ -80,48 +80,47 @@ class Snapshot:
         )
 
     def number(self, key: str) -> int:
-        """A count of the summary; one that is not there is 0."""
+        """Return a count of the summary; 0 if it is missing."""
         return int(self.summary.get(key, 0))
 
     @property
     def known_parent(self) -> int | None:
-        """The snapshot before it; None: it began the table's history.
+        """The snapshot before this one; None: it began the table's history.
 
-        PyIceberg's expiry makes a snapshot forget the parent that it removes. A compaction has had
-        one all the same, and so has whoever counts more in the table than it added.
+        FORGOTTEN: PyIceberg's expiry makes a snapshot forget the parent that it removes. It has had
+        one if it is a compaction, or if it counts more in the table than it added.
         """
         if self.parent_id is not None:
             return self.parent_id
-        more = any(
+        has_more = any(
             self.number(f"total-{what}") > self.number(f"added-{what}")
             for what in ("records", "data-files")
         )
-        return FORGOTTEN if more or self.operation == "replace" else None
+        return FORGOTTEN if has_more or self.operation == "replace" else None
 
     # -- of a pipeline's commit ----------------------------------------------------------------
 
     @property
     def pipeline(self) -> str | None:
-        """Whose commit it is, if a pipeline's."""
+        """Name of the pipeline that made the commit; None: somebody else did."""
         return self.summary.get(PIPELINE)
 
     @property
     def commit_id(self) -> str | None:
-        """The id of that commit."""
+        """Id of the pipeline's commit."""
         return self.summary.get(COMMIT_ID)
 
     @property
     def previous_id(self) -> str | None:
-        """The commit before it; None: the claim that the pipeline began with."""
+        """Id of the pipeline's commit before; None: this is the claim that it began with."""
         return self.summary.get(PREVIOUS_ID)
 
     @property
     def records(self) -> int:
-        """Records that landed with it."""
+        """Number of records that landed with the commit."""
         return self.number(RECORDS)
 
     @cached_property
     def moved(self) -> Positions:
-        """Partitions whose position the commit moved, and how far."""
-        raw = json.loads(self.summary.get(OFFSETS, "{}"))
-        return {s: {int(n): at for n, at in parts.items()} for s, parts in raw.items()}
+        """Committed positions of the source partitions that the commit moved."""
+        return int_partitions(json.loads(self.summary.get(OFFSETS, "{}")))

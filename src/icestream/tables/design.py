@@ -1,4 +1,4 @@
-"""Designs: what the pipeline file says a table should look like, before any data is seen."""
+"""Table designs: what the pipeline file says a table should look like, before any data is seen."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ KEYS_PROPERTY = "icestream.keys"  # of a mirror: the key columns, as a JSON list
 
 @dataclass(frozen=True)
 class TableDesign:
-    """A table as configured; columns that only the data can tell come later."""
+    """A table as configured; columns that only the data shows are added later."""
 
     name: str
     columns: tuple[NestedField, ...] = ()
@@ -44,9 +44,9 @@ class TableDesign:
 def declared_design(
     name: str, rule: Any, known: Mapping[str, IcebergType], include: Sequence[str] = ()
 ) -> TableDesign:
-    """The design of a table from its rule and the columns that its format knows.
+    """Return the design of a table, from its rule and the columns that its format knows.
 
-    `include` names parts of the records to keep.
+    `include` names parts of the records to keep as columns (`source.include`).
     """
     return TableDesign(
         name=name,
@@ -59,10 +59,9 @@ def declared_design(
 
 
 def key_columns(rule: Any, properties: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The key columns of a mirror: named by its rule, or written down in the table.
+    """Return the key columns of a mirror: named by its rule, or written down in the table.
 
-    () means that its records have none, so that all are rows; None that nobody knows yet, or
-    that it is no mirror.
+    (): its records have no key, so each is a row. None: not known yet, or the table is no mirror.
     """
     if rule.mode != "upsert":
         return None
@@ -77,30 +76,30 @@ def _keys_property(rule: Any) -> dict[str, str]:
 
 
 def declared_columns(rule: Any, known: Mapping[str, IcebergType]) -> list[NestedField]:
-    """Columns before any data is seen; declared types win over those that the format knows."""
-    kinds = dict(known)
-    kinds.update({name: parse_type(text) for name, text in rule.columns.items()})
+    """Return the columns before any data is seen; declared types win over those of the format."""
+    types = dict(known)
+    types.update({name: parse_type(text) for name, text in rule.columns.items()})
     return [
-        NestedField(field_id=number, name=name, field_type=kind, required=False)
-        for number, (name, kind) in enumerate(kinds.items(), start=1)
+        NestedField(field_id=field_id, name=name, field_type=field_type, required=False)
+        for field_id, (name, field_type) in enumerate(types.items(), start=1)
         if name not in rule.except_columns
     ]
 
 
 def metadata_columns(rule: Any, include: Sequence[str] = ()) -> tuple[NestedField, ...]:
-    """The columns that we add to every row of a table."""
-    found: tuple[NestedField, ...] = ()
+    """Return the columns that we add to every row of a table."""
+    columns: tuple[NestedField, ...] = ()
     if rule.metadata_columns:
-        found = (*METADATA_COLUMNS, *(INCLUDED_COLUMNS[part] for part in dict.fromkeys(include)))
+        columns = (*METADATA_COLUMNS, *(INCLUDED_COLUMNS[part] for part in dict.fromkeys(include)))
     if rule.mode == "upsert":
-        found += (SEQUENCE_COLUMN,)
+        columns += (SEQUENCE_COLUMN,)
         if rule.deletes == "soft":
-            found += (DELETED_COLUMN,)
-    return found
+            columns += (DELETED_COLUMN,)
+    return columns
 
 
 def quarantine_design(name: str) -> TableDesign:
-    """The table that takes what could not be decoded for `name`."""
+    """Return the design of the quarantine of a table, which takes its bad records."""
     return TableDesign(
         name=quarantine_name(name),
         columns=tuple(QUARANTINE_SCHEMA.fields),
@@ -110,19 +109,19 @@ def quarantine_design(name: str) -> TableDesign:
 
 
 def quarantine_name(name: str) -> str:
-    """`shop.orders` → `shop.orders__quarantine`."""
+    """Return the name of a table's quarantine: `shop.orders__quarantine` of `shop.orders`."""
     return name + QUARANTINE
 
 
 def layout_is_known(design: TableDesign, fields: Sequence[NestedField]) -> bool:
-    """Whether all columns that the layout names exist; others come with the first batch."""
-    return laid_out_columns(design) <= {each.name for each in fields}
+    """Tell whether all columns that the layout names exist; others come with the first batch."""
+    return laid_out_columns(design) <= {field.name for field in fields}
 
 
 def laid_out_columns(design: TableDesign) -> set[str]:
-    """Top-level columns that partitioning and sort order need."""
-    named = [part.column for part in design.partition_by] + [part.column for part in design.sort_by]
-    return {name.partition(".")[0] for name in named}
+    """Return the top-level columns that partitioning and sort order need."""
+    names = [part.column for part in design.partition_by] + [part.column for part in design.sort_by]
+    return {name.partition(".")[0] for name in names}
 
 
 DEFAULTS = {
@@ -134,13 +133,13 @@ DEFAULTS = {
 
 
 def missing_included(design: TableDesign, metadata: Metadata) -> list[NewField]:
-    """Columns of ours that a table made without `source.include` or upserts does not have yet."""
+    """Return columns of ours that a table made without `source.include` or upserts lacks."""
     existing = metadata.columns
     included = [f for f in design.metadata if f not in METADATA_COLUMNS]
     return [NewField((), f.name, f.field_type) for f in included if f.name not in existing]
 
 
 def awaits_layout(design: TableDesign, metadata: Metadata, more: Sequence[str] = ()) -> bool:
-    """Whether partitioning and order waited for columns that, with `more`, are there by now."""
-    wanted = laid_out_columns(design)
-    return bool(wanted) and metadata.has_no_layout_or_data and wanted <= {*metadata.columns, *more}
+    """Tell whether the layout was left open for columns that exist by now, with `more` added."""
+    needed = laid_out_columns(design)
+    return bool(needed) and metadata.has_no_layout_or_data and needed <= {*metadata.columns, *more}

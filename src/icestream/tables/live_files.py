@@ -1,4 +1,4 @@
-"""Files: the live data and delete files of a snapshot, from manifests that are each read once."""
+"""Lists the live data and delete files of a snapshot; reads each manifest once."""
 
 import json
 from bisect import bisect_left
@@ -38,32 +38,33 @@ class FileEntry:
     sequence: int
     records: int
     size: int
-    # Of a delete file: between which data files, by path, those that it is about are.
+    # Of a delete file: the lowest and the highest path of the data files that it is about.
     lower: bytes | None = None
     upper: bytes | None = None
 
     @property
     def write_order(self) -> tuple[int, str]:
-        """Sorts data files as they were written."""
+        """A sort key that puts data files in the order in which they were written."""
         return self.sequence, self.path
 
     @property
     def table_partition(self) -> tuple[int, str]:
-        """Its partition, to compare; as text, for NaN is a partition like others."""
+        """The file's partition, to compare; as text, because NaN does not equal itself."""
         return self.spec_id, repr(self.partition)
 
     @property
     def only_data_file(self) -> str | None:
         """The one data file that a delete file is about, if it is about one."""
-        one = self.lower is not None and self.lower == self.upper
-        return self.lower.decode() if one and self.lower is not None else None
+        if self.lower is None or self.lower != self.upper:
+            return None
+        return self.lower.decode()
 
-    def may_refer_to(self, wanted: Sequence[bytes]) -> bool:
-        """Whether a delete file can be about one of these (sorted) data files."""
+    def may_refer_to(self, paths: Sequence[bytes]) -> bool:
+        """Tell whether a delete file can be about one of these (sorted) data files."""
         if self.lower is None or self.upper is None:
-            return bool(wanted)
-        at = bisect_left(wanted, self.lower)
-        return at < len(wanted) and wanted[at] <= self.upper
+            return bool(paths)
+        index = bisect_left(paths, self.lower)
+        return index < len(paths) and paths[index] <= self.upper
 
 
 @dataclass
@@ -77,7 +78,7 @@ class LiveFiles:
 
 
 class SnapshotFileLister:
-    """Lists the files of one table; what it has read of manifests it keeps while they are used."""
+    """Lists the files of one table; keeps what it read of manifests while a snapshot has them."""
 
     def __init__(self, io: FileIO) -> None:
         self._io = io
@@ -85,11 +86,11 @@ class SnapshotFileLister:
         self._last: dict[bool, LiveFiles] = {}  # with data files, and without
 
     def all_files(self, metadata: Metadata) -> LiveFiles:
-        """All files of the current snapshot."""
+        """List all files of the current snapshot."""
         return self._listed(metadata, True)
 
     def delete_files(self, metadata: Metadata) -> LiveFiles:
-        """The delete files of the current snapshot only: far fewer."""
+        """List only the delete files of the current snapshot, which reads far fewer manifests."""
         return self._listed(metadata, False)
 
     def _listed(self, metadata: Metadata, data: bool) -> LiveFiles:
@@ -102,7 +103,7 @@ class SnapshotFileLister:
         known = {manifest.manifest_path for manifest in manifests} & self._known.keys()
         self._known = {path: self._known[path] for path in known}
         files = read_manifests(
-            self._io, [each for each in manifests if data or is_delete(each)], self._known
+            self._io, [m for m in manifests if data or is_delete(m)], self._known
         )
         files.snapshot_id, files.sequence = snapshot.snapshot_id, snapshot.sequence_number
         self._last[data] = files
@@ -127,7 +128,7 @@ def read_manifests(
 
 
 def is_delete(manifest: ManifestFile) -> bool:
-    """Whether a manifest lists delete files."""
+    """Tell whether a manifest lists delete files."""
     return bool(manifest.content == ManifestContent.DELETES)
 
 
@@ -148,7 +149,7 @@ def _file(entry: ManifestEntry) -> FileEntry:
     return FileEntry(
         file.file_path,
         file.spec_id,
-        tuple(file.partition[at] for at in range(len(file.partition))),
+        tuple(file.partition[index] for index in range(len(file.partition))),
         entry.sequence_number or 0,
         file.record_count,
         file.file_size_in_bytes,
@@ -158,36 +159,36 @@ def _file(entry: ManifestEntry) -> FileEntry:
 
 
 def opener(io: FileIO) -> OpenFile:
-    """Opens a table's files on the driver, with what the catalog says of its storage."""
+    """Return a function that opens a table's files, with what the catalog says of its storage."""
     return lambda path: io.new_input(path).open()
 
 
 def about(deletes: Iterable[FileEntry], paths: Iterable[str]) -> list[FileEntry]:
-    """The delete files that can be about one of these data files, as their bounds tell."""
-    wanted = sorted(path.encode() for path in paths)
-    return [file for file in deletes if file.may_refer_to(wanted)]
+    """Return the delete files that can be about one of these data files, by their bounds."""
+    sorted_paths = sorted(path.encode() for path in paths)
+    return [file for file in deletes if file.may_refer_to(sorted_paths)]
 
 
 def partition_key_of(metadata: Metadata, file: FileEntry) -> PartitionKey:
-    """The partition of a file, in Iceberg's JSON."""
+    """Return the partition of a file; raises TableRefused if its spec cannot be resolved."""
     schema = Schema.model_validate(metadata.schema)
-    told = metadata.specs[file.spec_id]
+    spec_json = metadata.specs[file.spec_id]
     try:
-        kinds = partition_types(PartitionSpec.model_validate(told), schema)
+        types = partition_types(PartitionSpec.model_validate(spec_json), schema)
     except ValueError as failure:
         raise TableRefused(f"partition spec {file.spec_id} cannot be resolved: {failure}") from None
-    return partition_key(file.spec_id, file.partition, kinds)
+    return partition_key(file.spec_id, file.partition, types)
 
 
-def removed_file_json(file: FileEntry, place: PartitionKey, content: str) -> str:
-    """A file that is to be removed, as Iceberg's JSON: `data` or `position-deletes`."""
+def removed_file_json(file: FileEntry, partition: PartitionKey, content: str) -> str:
+    """Return Iceberg's JSON of a file to remove; `content` is `data` or `position-deletes`."""
     return json.dumps(
         {
             "spec-id": file.spec_id,
             "content": content,
             "file-path": file.path,
             "file-format": "parquet",
-            "partition": list(place.partition),
+            "partition": list(partition.partition),
             "file-size-in-bytes": file.size,
             "record-count": file.records,
         }
@@ -195,12 +196,12 @@ def removed_file_json(file: FileEntry, place: PartitionKey, content: str) -> str
 
 
 def partition_keys(table: "Table") -> dict[str, PartitionKey]:
-    """Where each live data file belongs."""
+    """Return the partition of each live data file, by path."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return {}
     specs = table.metadata.specs()
-    types = {number: partition_types(spec, table.schema()) for number, spec in specs.items()}
+    types = {spec_id: partition_types(spec, table.schema()) for spec_id, spec in specs.items()}
     files = read_manifests(table.io, snapshot.manifests(table.io)).data
     return {
         path: partition_key(file.spec_id, file.partition, types[file.spec_id])

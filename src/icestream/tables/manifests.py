@@ -1,4 +1,4 @@
-"""Manifests in columns: the few facts that health needs, several times faster than whole entries.
+"""Reads manifests as columns: only what table health needs, several times faster than entries.
 
 A manifest never changes, so each is read once and kept while the snapshot that is looked at has it.
 """
@@ -22,17 +22,18 @@ from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
 from pyiceberg.types import BinaryType, IcebergType, IntegerType, LongType, MapType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from icestream.tables.arrow import PATH_ID
+
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2  # `content` of a file
 
-_PATH_ID = 2147483546  # `file_path` of a position delete, reserved by the specification
 _FILE, _PARTITION = 2, 102  # the structs of an entry, by field id
-_LOWER, _UPPER = 125, 128
 _AT_ONCE = 4
-# What is kept of an entry, by field id, and where in its row.
-_STATUS, _SNAPSHOT, _CONTENT, _PATH, _PLACE, _RECORDS, _BYTES, _ABOUT, _FROM, _TO = range(10)
+# What is kept of an entry: the slots of its row, and by field id which slot.
+_STATUS, _SNAPSHOT, _CONTENT, _PATH, _VALUES = range(5)
+_RECORDS, _BYTES, _REFERENCED, _LOWER, _UPPER = range(5, 10)
 _SLOTS = {
-    0: _STATUS, 1: _SNAPSHOT, 134: _CONTENT, 100: _PATH, _PARTITION: _PLACE, 103: _RECORDS,
-    104: _BYTES, 143: _ABOUT, _LOWER: _FROM, _UPPER: _TO,
+    0: _STATUS, 1: _SNAPSHOT, 134: _CONTENT, 100: _PATH, _PARTITION: _VALUES, 103: _RECORDS,
+    104: _BYTES, 143: _REFERENCED, 125: _LOWER, 128: _UPPER,
 }  # fmt: skip
 
 Numbers = NDArray[np.int64]
@@ -41,48 +42,46 @@ Step = Callable[[BinaryDecoder], Any]
 
 @dataclass(frozen=True)
 class ManifestColumns:
-    """The live files of one manifest."""
+    """The live files of one manifest, as columns."""
 
     spec_id: int
     paths: pa.StringArray
-    referenced_data_file: (
-        pa.StringArray
-    )  # of a delete file: the one data file that it is for, if it is for one
+    referenced_data_file: pa.StringArray  # the only data file that a delete file is about, if any
     content: Numbers
     bytes: Numbers
     records: Numbers
     snapshots: Numbers  # that added the files
-    partition_numbers: Numbers  # numbers in `partitions`
+    partition_numbers: Numbers  # indices in `partitions`
     partitions: tuple[tuple[Any, ...], ...]  # values, as Iceberg stores them
 
 
 class ManifestReader:
-    """Reads manifests, each once."""
+    """Reads manifests; each is read once and kept while it is asked for."""
 
     def __init__(self) -> None:
         self._known: dict[str, ManifestColumns] = {}
 
     def read(self, io: FileIO, manifests: Iterable[ManifestFile]) -> list[ManifestColumns]:
-        """The entries of these manifests, in order; all others are forgotten."""
+        """Return the live files of these manifests, in order; forgets all others."""
         listed = list(manifests)
-        fresh = [each for each in listed if each.manifest_path not in self._known]
-        read = {each.manifest_path: _decoded(whole, each) for each, whole in _ahead(io, fresh)}
+        fresh = [m for m in listed if m.manifest_path not in self._known]
+        read = {m.manifest_path: _decoded(content, m) for m, content in _fetch(io, fresh)}
         known = self._known | read
-        self._known = {each.manifest_path: known[each.manifest_path] for each in listed}
+        self._known = {m.manifest_path: known[m.manifest_path] for m in listed}
         return list(self._known.values())
 
 
-def _ahead(io: FileIO, manifests: Sequence[ManifestFile]) -> Iterator[tuple[ManifestFile, bytes]]:
-    """Fetch a few at a time, for object stores answer slowly; decoding is left to one thread."""
+def _fetch(io: FileIO, manifests: Sequence[ManifestFile]) -> Iterator[tuple[ManifestFile, bytes]]:
+    """Yield the bytes of manifests; a few are fetched ahead, as object stores answer slowly."""
     waiting: deque[tuple[ManifestFile, Future[bytes]]] = deque()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for each in manifests:
-            waiting.append((each, pool.submit(_bytes, io, each.manifest_path)))
+        for manifest in manifests:
+            waiting.append((manifest, pool.submit(_bytes, io, manifest.manifest_path)))
             if len(waiting) > _AT_ONCE:
-                manifest, whole = waiting.popleft()
-                yield manifest, whole.result()
-        for manifest, whole in waiting:
-            yield manifest, whole.result()
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for manifest, future in waiting:
+            yield manifest, future.result()
 
 
 def _bytes(io: FileIO, path: str) -> bytes:
@@ -90,23 +89,24 @@ def _bytes(io: FileIO, path: str) -> bytes:
         return stream.read()
 
 
-def _decoded(whole: bytes, manifest: ManifestFile) -> ManifestColumns:
-    """The live files of a manifest, as columns."""
-    decoder = new_decoder(whole)
+def _decoded(content: bytes, manifest: ManifestFile) -> ManifestColumns:
+    """Decode the live files of a manifest, an Avro file, to columns."""
+    decoder = new_decoder(content)
     header = cast(AvroFileHeader, construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(decoder))
     codec, steps = header.compression_codec(), _steps(header.meta["avro.schema"])
     rows: list[tuple[Any, ...]] = []
-    while decoder.tell() < len(whole):
+    while decoder.tell() < len(content):
         count, block = decoder.read_int(), decoder.read_bytes()
-        _take(new_decoder(codec.decompress(block) if codec else block), count, steps, rows)
+        _read_block(new_decoder(codec.decompress(block) if codec else block), count, steps, rows)
         if decoder.read(SYNC_SIZE) != header.sync:
             raise ValueError(f"{manifest.manifest_path} is damaged: a block does not end")
     return _columns(rows, manifest)
 
 
-def _take(
+def _read_block(
     decoder: BinaryDecoder, count: int, steps: list[tuple[int, Step]], rows: list[tuple[Any, ...]]
 ) -> None:
+    """Append the live entries of an Avro block to `rows`."""
     row: list[Any] = [None] * len(_SLOTS)
     row[_CONTENT] = DATA  # version 1 does not say it
     for _ in range(count):
@@ -121,26 +121,25 @@ def _take(
 
 def _columns(rows: list[tuple[Any, ...]], manifest: ManifestFile) -> ManifestColumns:
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(_SLOTS)
-    seen: dict[tuple[Any, ...], int] = {}
-    places = [seen.setdefault(place, len(seen)) for place in columns[_PLACE]]
+    partitions: dict[tuple[Any, ...], int] = {}
+    numbers = [partitions.setdefault(values, len(partitions)) for values in columns[_VALUES]]
     inherited = manifest.added_snapshot_id or -1
-    added = [inherited if each is None else each for each in columns[_SNAPSHOT]]
-    about = [
-        _about(*told) if content == POSITION_DELETES else None
-        for content, *told in zip(
-            *(columns[slot] for slot in (_CONTENT, _ABOUT, _FROM, _TO)), strict=True
-        )
+    snapshots = [inherited if value is None else value for value in columns[_SNAPSHOT]]
+    slots = (_CONTENT, _REFERENCED, _LOWER, _UPPER)
+    referenced = [
+        _referenced_data_file(*values) if content == POSITION_DELETES else None
+        for content, *values in zip(*(columns[slot] for slot in slots), strict=True)
     ]
     return ManifestColumns(
         spec_id=manifest.partition_spec_id,
         paths=pa.array(columns[_PATH], pa.string()),
-        referenced_data_file=pa.array(about, pa.string()),
+        referenced_data_file=pa.array(referenced, pa.string()),
         content=_numbers(columns[_CONTENT]),
         bytes=_numbers(columns[_BYTES]),
         records=_numbers(columns[_RECORDS]),
-        snapshots=_numbers(added),
-        partition_numbers=_numbers(places),
-        partitions=tuple(seen),
+        snapshots=_numbers(snapshots),
+        partition_numbers=_numbers(numbers),
+        partitions=tuple(partitions),
     )
 
 
@@ -148,16 +147,16 @@ def _numbers(values: Iterable[int]) -> Numbers:
     return np.array(values, dtype=np.int64)
 
 
-def _about(said: str | None, lower: bytes | None, upper: bytes | None) -> str | None:
-    """The data file that a delete file is for: named, or the only path within its bounds."""
-    if said is None and lower is not None and lower == upper:
+def _referenced_data_file(path: str | None, lower: bytes | None, upper: bytes | None) -> str | None:
+    """Return the only data file that a delete file is about: named, or by its equal bounds."""
+    if path is None and lower is not None and lower == upper:
         return lower.decode()
-    return said
+    return path
 
 
 @lru_cache(64)
 def _steps(avro_schema: str) -> list[tuple[int, Step]]:
-    """How to read an entry that was written with this schema: a list of slots and readers."""
+    """Return how to read an entry that was written with this schema: slots and readers."""
     schema = AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema))
     return _of_struct(schema.as_struct())
 
@@ -174,15 +173,15 @@ def _of_struct(struct: StructType) -> list[tuple[int, Step]]:
     return steps
 
 
-def _step(field_id: int, kind: IcebergType, kept: bool) -> Step:
-    if isinstance(kind, MapType) and isinstance(kind.key_type, IntegerType):
-        if isinstance(kind.value_type, BinaryType):
+def _step(field_id: int, field_type: IcebergType, kept: bool) -> Step:
+    if isinstance(field_type, MapType) and isinstance(field_type.key_type, IntegerType):
+        if isinstance(field_type.value_type, BinaryType):
             return _path_bound if kept else _bytes_map
-        if isinstance(kind.value_type, LongType):
+        if isinstance(field_type.value_type, LongType):
             return _skip_numbers_map
-    if field_id == _PARTITION and isinstance(kind, StructType):
-        return _tuple(kind)
-    reader = construct_reader(kind)
+    if field_id == _PARTITION and isinstance(field_type, StructType):
+        return _tuple(field_type)
+    reader = construct_reader(field_type)
     return reader.read if kept else reader.skip
 
 
@@ -206,18 +205,18 @@ def _skip_numbers_map(decoder: BinaryDecoder) -> None:
 
 
 def _bytes_map(decoder: BinaryDecoder) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
     while count := decoder.read_int():
-        decoder.read_int_bytes_dict(_pairs(decoder, count), found)
-    return found
+        decoder.read_int_bytes_dict(_pairs(decoder, count), values)
+    return values
 
 
 def _path_bound(decoder: BinaryDecoder) -> bytes | None:
-    return _bytes_map(decoder).get(_PATH_ID)
+    return _bytes_map(decoder).get(PATH_ID)
 
 
 def _pairs(decoder: BinaryDecoder, count: int) -> int:
-    """How many pairs a block of a map has; a negative count is followed by the size in bytes."""
+    """Return how many pairs a map's block has; Avro puts a size in bytes after a negative count."""
     if count < 0:
         decoder.read_int()
     return abs(count)

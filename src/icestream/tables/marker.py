@@ -45,13 +45,16 @@ class Counts:
 
     @property
     def read(self) -> int:
-        """All records that came in."""
+        """Number of all records that were read."""
         return self.landed + self.quarantined + self.dropped
 
 
 @dataclass(frozen=True)
 class Marker:
-    """What one pipeline says in one table; identity is the offset range, never a batch number."""
+    """How far one pipeline has come in one table; stored as a table property with each commit.
+
+    A batch is known by its offset range, never by a batch number.
+    """
 
     pipeline: str
     generation: int  # +1 with every start of the pipeline: the newest claim owns the table
@@ -65,16 +68,16 @@ class Marker:
     stream_ids: Mapping[str, str] = field(default_factory=dict)  # tells a re-created topic
     counts: Counts = Counts()
     watermark_ms: int | None = None
-    details: Mapping[str, str] = field(default_factory=dict)  # the source's own, e.g. its ledger
+    details: Mapping[str, str] = field(default_factory=dict)  # of the source, e.g. its ledger
     losses: tuple[Loss, ...] = ()  # accepted by `--accept-loss`
 
     def to_json(self) -> str:
-        """Compact JSON, the value of the table property."""
+        """Serialize as compact JSON, the value of the table property."""
         return compact_json({"version": VERSION, **asdict(self)})
 
     @staticmethod
     def from_json(text: str) -> "Marker":
-        """Read a marker back; a version that we do not know is refused, never guessed at."""
+        """Read the value of the table property; raises Replaced if its version is not known."""
         try:
             raw: dict[str, Any] = json.loads(text)
             version = raw.pop("version", None)
@@ -88,22 +91,27 @@ class Marker:
                 f"the table's marker has version {version}, this icestream reads {VERSION}",
                 hint="run the newer icestream that wrote it",
             )
-        raw["positions"] = {
-            stream: {int(number): at for number, at in partitions.items()}
-            for stream, partitions in raw["positions"].items()
-        }
+        raw["positions"] = int_partitions(raw["positions"])
         raw["counts"] = Counts(**raw["counts"])
-        raw["losses"] = tuple(Loss(**each) for each in raw.get("losses", ()))
+        raw["losses"] = tuple(Loss(**loss) for loss in raw.get("losses", ()))
         return Marker(**raw)
 
 
+def int_partitions(raw: Mapping[str, Mapping[str, int]]) -> Positions:
+    """Return positions read from JSON, where partitions are texts."""
+    return {
+        stream: {int(partition): position for partition, position in partitions.items()}
+        for stream, partitions in raw.items()
+    }
+
+
 def property_name(pipeline: str) -> str:
-    """The table property that holds this pipeline's marker."""
+    """Return the name of the table property that holds a pipeline's marker."""
     return f"icestream.{pipeline}.marker"
 
 
 def compact_json(value: object) -> str:
-    """JSON without spaces, keys in order: it goes into metadata with each commit."""
+    """Return JSON without spaces, keys in order: it goes into metadata with each commit."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 

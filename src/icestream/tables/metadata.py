@@ -1,4 +1,4 @@
-"""A typed look at Iceberg's metadata JSON; nothing else in the project knows its keys.
+"""Typed access to Iceberg's table metadata JSON; nothing else in the project knows its keys.
 
 PyIceberg's own model parses every snapshot anew at each load, and the metadata of a table with a
 commit a second grows by one each time. This one looks at the document as it is, when asked.
@@ -24,12 +24,12 @@ class Metadata:
 
     @staticmethod
     def of(table: "Table") -> "Metadata":
-        """Of a table that PyIceberg has loaded."""
+        """Take the metadata of a table that PyIceberg has loaded."""
         return Metadata(json.loads(table.metadata.model_dump_json(by_alias=True)))
 
     @property
     def uuid(self) -> str:
-        """The table's identity: another one under the same name has another."""
+        """The table's identity: a table created again under the same name has another."""
         return str(self.document["table-uuid"])
 
     @property
@@ -55,8 +55,8 @@ class Metadata:
     @property
     def schema(self) -> Mapping[str, Any]:
         """The current schema."""
-        found: Mapping[str, Any] = _by_id(self.document["schemas"], "schema-id", self.schema_id)
-        return found
+        schema: Mapping[str, Any] = _by_id(self.document["schemas"], "schema-id", self.schema_id)
+        return schema
 
     @property
     def columns(self) -> list[str]:
@@ -87,28 +87,28 @@ class Metadata:
     def sort_order(self) -> Mapping[str, Any]:
         """The current sort order."""
         orders = self.document["sort-orders"]
-        found: Mapping[str, Any] = _by_id(orders, "order-id", self.sort_order_id)
-        return found
+        order: Mapping[str, Any] = _by_id(orders, "order-id", self.sort_order_id)
+        return order
 
     @property
     def snapshot_id(self) -> int | None:
         """The id of the current snapshot; None: nothing was ever committed."""
-        found: int | None = self.document.get("current-snapshot-id")
-        return None if found == -1 else found
+        snapshot_id: int | None = self.document.get("current-snapshot-id")
+        return None if snapshot_id == -1 else snapshot_id
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """The retained snapshots, in the order of their commits, rolled back ones included."""
+        """The retained snapshots in the order of their commits, with those rolled back."""
         return [Snapshot.of(raw) for raw in self._snapshots]
 
     @property
     def snapshot_count(self) -> int:
-        """How many snapshots are retained."""
+        """The number of retained snapshots."""
         return len(self._snapshots)
 
     @property
     def named_snapshots(self) -> set[int]:
-        """Snapshots that a branch or a tag names."""
+        """Ids of the snapshots that a branch or a tag names."""
         return {ref["snapshot-id"] for ref in (self.document.get("refs") or {}).values()}
 
     @property
@@ -117,38 +117,39 @@ class Metadata:
         return self.snapshot(self.snapshot_id)
 
     def snapshot(self, snapshot_id: int | None) -> Snapshot | None:
-        """A retained snapshot by its id."""
-        found = (raw for raw in reversed(self._snapshots) if raw["snapshot-id"] == snapshot_id)
-        return next(map(Snapshot.of, found), None)
+        """Find a retained snapshot by its id."""
+        matches = (raw for raw in reversed(self._snapshots) if raw["snapshot-id"] == snapshot_id)
+        return next(map(Snapshot.of, matches), None)
 
     def ancestors(self) -> Iterator[Snapshot]:
-        """From the current snapshot back through parents, as far as they are retained."""
+        """Yield the current snapshot and its ancestors, newest first, as far as retained."""
         by_id = {raw["snapshot-id"]: raw for raw in self._snapshots}
         snapshot_id = self.snapshot_id
-        while snapshot_id in by_id:  # a ring, which only a damaged file can hold, ends the walk
-            found = Snapshot.of(by_id.pop(snapshot_id))
-            yield found
-            snapshot_id = found.parent_id
+        # By `pop`, so that a ring, which only a damaged file can hold, ends the walk.
+        while snapshot_id in by_id:
+            snapshot = Snapshot.of(by_id.pop(snapshot_id))
+            yield snapshot
+            snapshot_id = snapshot.parent_id
 
     def rewrites(self, snapshot_ids: Iterable[int]) -> dict[int, str]:
-        """Which of these snapshots are rewrites of ours: snapshot id → rewrite id."""
-        wanted = set(snapshot_ids)
+        """Return the rewrite ids of those of these snapshots that are our rewrites."""
+        ids = set(snapshot_ids)
         return {
             raw["snapshot-id"]: raw["summary"][REWRITE_ID]
             for raw in self._snapshots
-            if raw["snapshot-id"] in wanted and REWRITE_ID in (raw.get("summary") or {})
+            if raw["snapshot-id"] in ids and REWRITE_ID in (raw.get("summary") or {})
         }
 
     @property
     def has_no_layout_or_data(self) -> bool:
-        """Never laid out and without data: the first batch may still decide the layout."""
+        """True: no layout and no data yet, so the first batch may still decide the layout."""
         current = self.current
         files = current.summary.get("total-data-files", "0") if current else "0"
-        laid_out = self.spec_id or self.sort_order_id or self.is_partitioned
-        return not laid_out and files == "0"
+        has_layout = self.spec_id or self.sort_order_id or self.is_partitioned
+        return not has_layout and files == "0"
 
     def as_table(self, name: str, io: "FileIO") -> "Table":
-        """The table as PyIceberg sees it, by this metadata."""
+        """Return PyIceberg's table for this metadata; it has no catalog."""
         from pyiceberg.table import Table
         from pyiceberg.table.metadata import TableMetadataUtil
 
@@ -166,4 +167,4 @@ class Metadata:
 
 
 def _by_id(entries: Any, key: str, wanted: int) -> Any:
-    return next(each for each in entries if each[key] == wanted)
+    return next(entry for entry in entries if entry[key] == wanted)

@@ -1,4 +1,4 @@
-"""Partition values in the two forms that Iceberg writes down: JSON by type, and text in a path."""
+"""Partition values in the two forms that Iceberg writes: JSON by type, and text in a path."""
 
 import base64
 import json
@@ -22,9 +22,9 @@ from icestream.tables.arrow import arrow_schema
 LONGEST_NAME = 200  # bytes of one folder name; file systems stop at 255
 
 
-def json_values(column: pa.Array, kind: t.IcebergType) -> list[Any]:
-    """Turn an Arrow column into the values that Iceberg's SingleValueParser reads for `kind`."""
-    write = _WRITERS.get(type(kind))
+def json_values(column: pa.Array, iceberg_type: t.IcebergType) -> list[Any]:
+    """Turn an Arrow column into the values that Iceberg's SingleValueParser reads for its type."""
+    write = _WRITERS.get(type(iceberg_type))
     if column.null_count == len(column):
         return [None] * len(column)
     if pa.types.is_temporal(column.type):
@@ -38,12 +38,13 @@ def _iso(value: int, unit: str) -> str:
 
 
 def _moment(unit: str, suffix: str = "") -> Callable[[int], str]:
-    """ISO 8601 as Java reads it; numpy knows every year, datetime only 1 to 9999."""
+    """Return a function that writes ISO 8601 as Java reads it."""
 
+    # By numpy, which knows every year: datetime knows 1 to 9999.
     def write(value: int) -> str:
         text = _iso(value, unit)
-        beyond = text[0] != "-" and text.index("-") > 4
-        return ("+" if beyond else "") + text + suffix
+        is_beyond_9999 = text[0] != "-" and text.index("-") > 4
+        return ("+" if is_beyond_9999 else "") + text + suffix
 
     return write
 
@@ -63,16 +64,17 @@ _WRITERS: dict[type[t.IcebergType], Callable[[Any], Any]] = {
 
 
 def partition_folder(
-    name: str, transform: tr.Transform[Any, Any], kind: t.IcebergType, value: Any
+    name: str, transform: tr.Transform[Any, Any], iceberg_type: t.IcebergType, value: Any
 ) -> str:
-    """Name the folder of a partition value as Iceberg does: for people, nobody parses it."""
-    text = f"{quote_plus(name, safe='')}={quote_plus(_text(transform, kind, value), safe='')}"
+    """Return the folder name of a partition value as Iceberg has it; nobody parses it."""
+    value_text = quote_plus(_text(transform, iceberg_type, value), safe="")
+    text = f"{quote_plus(name, safe='')}={value_text}"
     if len(text) <= LONGEST_NAME:
         return text
     return f"{text[: LONGEST_NAME - 9]}~{crc32(text.encode()):08x}"
 
 
-def _text(transform: tr.Transform[Any, Any], kind: t.IcebergType, value: Any) -> str:
+def _text(transform: tr.Transform[Any, Any], iceberg_type: t.IcebergType, value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -83,33 +85,33 @@ def _text(transform: tr.Transform[Any, Any], kind: t.IcebergType, value: Any) ->
         return f"{1970 + value // 12:04d}-{value % 12 + 1:02d}"
     if isinstance(transform, tr.HourTransform):
         return _iso(value, "h").replace("T", "-")
-    if isinstance(kind, t.BinaryType | t.FixedType):
+    if isinstance(iceberg_type, t.BinaryType | t.FixedType):
         return base64.b64encode(bytes.fromhex(value)).decode()
     return "NaN" if value != value else str(value)
 
 
 @dataclass(frozen=True)
 class PartitionKey:
-    """Where a data file belongs: a partition, and the spec that it is one of."""
+    """The partition of a data file: its values, and the id of their partition spec."""
 
     spec_id: int
     partition: tuple[Any, ...]  # values as in Iceberg's JSON
 
     @staticmethod
     def of(content_json: str) -> "PartitionKey":
-        """Of a staged file."""
-        facts = json.loads(content_json)
-        return PartitionKey(facts["spec-id"], tuple(facts["partition"]))
+        """Read the partition of a staged file."""
+        file = json.loads(content_json)
+        return PartitionKey(file["spec-id"], tuple(file["partition"]))
 
 
-def partition_key(spec_id: int, partition: Any, kinds: Sequence[t.IcebergType]) -> PartitionKey:
-    """A partition, given its values by number as PyIceberg reads them."""
-    told = [_json(partition[at], kind) for at, kind in enumerate(kinds)]
-    return PartitionKey(spec_id, tuple(told))
+def partition_key(spec_id: int, partition: Any, types: Sequence[t.IcebergType]) -> PartitionKey:
+    """Return a partition, given its values by index as PyIceberg reads them from a manifest."""
+    values = [_json(partition[index], type_) for index, type_ in enumerate(types)]
+    return PartitionKey(spec_id, tuple(values))
 
 
 def partition_types(spec: PartitionSpec, schema: Schema) -> list[t.IcebergType]:
-    """The types of the values of a partition spec."""
+    """Return the types of the values of a partition spec."""
     return [
         t.UnknownType()
         if isinstance(field.transform, VoidTransform)
@@ -118,19 +120,20 @@ def partition_types(spec: PartitionSpec, schema: Schema) -> list[t.IcebergType]:
     ]
 
 
-def _json(value: Any, kind: t.IcebergType) -> Any:
-    """A partition value, as PyIceberg reads it from a manifest, in Iceberg's JSON."""
-    if value is None or isinstance(kind, t.UnknownType):
+def _json(value: Any, iceberg_type: t.IcebergType) -> Any:
+    """Turn a partition value, as PyIceberg reads it from a manifest, into Iceberg's JSON."""
+    if value is None or isinstance(iceberg_type, t.UnknownType):
         return None
-    arrow = arrow_schema(Schema(t.NestedField(1, "x", kind))).field(0).type
-    storage = arrow.storage_type if isinstance(arrow, pa.ExtensionType) else arrow
+    arrow_type = arrow_schema(Schema(t.NestedField(1, "x", iceberg_type))).field(0).type
+    is_extension = isinstance(arrow_type, pa.ExtensionType)
+    storage = arrow_type.storage_type if is_extension else arrow_type
     if isinstance(value, int) and pa.types.is_temporal(storage):
         width = pa.int32() if pa.types.is_date32(storage) else pa.int64()
         column = pa.array([value], width).cast(storage)
-    elif isinstance(kind, t.UUIDType):
+    elif isinstance(iceberg_type, t.UUIDType):
         column = pa.array([value.bytes], storage)
     else:
         column = pa.array([value], storage)
-    if isinstance(arrow, pa.ExtensionType):
-        column = pa.ExtensionArray.from_storage(arrow, column)
-    return json_values(column, kind)[0]
+    if is_extension:
+        column = pa.ExtensionArray.from_storage(arrow_type, column)
+    return json_values(column, iceberg_type)[0]

@@ -1,4 +1,4 @@
-"""Position deletes of a table: read, and matched with the data files that they are about.
+"""Reads position-delete files, and matches them with the data files that they are about.
 
 Files are opened by a function that the caller gives: tasks open them by themselves (`open_file`),
 the driver with PyIceberg's FileIO, which has the catalog's settings.
@@ -22,22 +22,22 @@ _AT_ONCE = 8  # delete files
 
 
 class Sequenced(Protocol):
-    """A file, and the sequence number that says which deletes are about it."""
+    """A file and its sequence number, which says which deletes are about it."""
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Location of the file, as Iceberg has it."""
         ...
 
     @property
     def sequence(self) -> int:
-        """Iceberg's sequence number of the commit that brought it."""
+        """Iceberg's sequence number of the commit that added the file."""
         ...
 
 
 @dataclass(frozen=True)
 class SequencedFile:
-    """No more than that of a file; picklable."""
+    """Only the path and the sequence number of a file, to send it to a task."""
 
     path: str
     sequence: int
@@ -46,7 +46,7 @@ class SequencedFile:
 def deleted_positions(
     open_file: OpenFile, data: Iterable[Sequenced], deletes: Iterable[Sequenced]
 ) -> dict[str, RowPositions]:
-    """Positions that are deleted in these data files, sorted."""
+    """Return the deleted positions in these data files, sorted; files without any are left out."""
     sequences = {file.path: file.sequence for file in data}
     parts: dict[str, list[RowPositions]] = {}
 
@@ -59,14 +59,14 @@ def deleted_positions(
         ]
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of it is waiting for storage
-        for named in pool.map(read, deletes):
-            for path, positions in named:
+        for by_file in pool.map(read, deletes):
+            for path, positions in by_file:
                 parts.setdefault(path, []).append(positions)
-    return {path: np.unique(np.concatenate(some)) for path, some in parts.items()}
+    return {path: np.unique(np.concatenate(arrays)) for path, arrays in parts.items()}
 
 
 def read_positions(open_file: OpenFile, path: str) -> Iterator[tuple[str, RowPositions]]:
-    """Give what a position-delete file deletes, data file by data file."""
+    """Yield the data files that a position-delete file names, with the positions it deletes."""
     with open_file(path) as stream:
         table = pq.read_table(stream, columns=["file_path", "pos"])
     coded = table.column("file_path").combine_chunks().dictionary_encode()
@@ -79,7 +79,7 @@ def read_positions(open_file: OpenFile, path: str) -> Iterator[tuple[str, RowPos
 
 
 def count_positions(open_file: OpenFile, path: str) -> tuple[pa.Array, NDArray[np.int64]]:
-    """The data files that a position-delete file names, and how many rows of each."""
+    """Return the data files that a position-delete file names, and how many rows of each."""
     with open_file(path) as stream:
         column = pq.read_table(stream, columns=["file_path"]).column("file_path")
     counted = pc.value_counts(column.combine_chunks())
@@ -87,12 +87,12 @@ def count_positions(open_file: OpenFile, path: str) -> tuple[pa.Array, NDArray[n
 
 
 def live_mask(deleted: RowPositions | None, start: int, count: int) -> NDArray[np.bool_] | None:
-    """Which of `count` rows from `start` on are live; None: all of them."""
+    """Return a mask of the live rows among `count` rows from `start` on; None: all are live."""
     if deleted is None:
         return None
     first, last = np.searchsorted(deleted, [start, start + count])
     if first == last:
         return None
-    mask = np.ones(count, dtype=bool)
-    mask[deleted[first:last] - start] = False
-    return mask
+    is_live = np.ones(count, dtype=bool)
+    is_live[deleted[first:last] - start] = False
+    return is_live

@@ -1,10 +1,10 @@
-"""Apply: the second half of an upsert batch, in a Spark task that has some of the keys.
+"""Applies the changes of some keys to a mirror: the second half of a batch, in a Spark task.
 
-fold ▸ look the old rows up ▸ stage new rows and index entries ▸ note the positions that die.
+fold ▸ look the old rows up ▸ stage new rows and index entries ▸ note deleted positions.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
-from icestream.index.bucket import LookupResult
+from icestream.index.bucket import LookupResult, concat_lookups
 from icestream.index.entries import IndexEntries, concat_entries, row_entries, tombstone_entries
 from icestream.index.keys import EVERY_KEY, Hashes, bucket_of, key_hashes
 from icestream.index.reader import IndexReader
@@ -23,14 +23,7 @@ from icestream.index.tombstones import write_tombstones
 from icestream.positions import Positions
 from icestream.tables.arrow import arrow_schema
 from icestream.upsert.changes import SEQUENCE, ChangeBatch
-from icestream.upsert.fold import (
-    FoldResult,
-    apply_truncates,
-    concat_lookups,
-    fold,
-    sorted_by_key,
-    take_lookups,
-)
+from icestream.upsert.fold import FoldResult, apply_truncates, fold, sorted_by_key
 from icestream.upsert.old_rows import read_rows
 from icestream.upsert.value_origins import ValueOrigin, ValueOriginFinder
 from icestream.write.position_deletes import pack_positions
@@ -41,7 +34,7 @@ _NO_ROW = "an update without `{}`, and no row to take it from"
 
 @dataclass(frozen=True)
 class MirrorTaskInput:
-    """What a task must know of one upsert table to apply changes to it."""
+    """What a task must know of one mirror to apply changes to it."""
 
     target: StageTarget
     location: str  # of the table
@@ -49,40 +42,38 @@ class MirrorTaskInput:
     index: IndexReader
     commit_id: str
     stop_positions: Positions  # behind the batch's last records
-    has_all_keys: bool = False  # this task has all keys of the batch
+    has_all_keys: bool = False  # all changes of the batch are in this task
 
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """What one task did for one table."""
+    """What one task staged for one mirror."""
 
     files: tuple[StagedFile, ...] = ()
     runs: tuple[str, ...] = ()
-    deleted_positions: Mapping[str, str] = field(
-        default_factory=dict
-    )  # data file → packed positions
-    needs_one_task: bool = False  # a row needs one of another task's
+    deleted_positions: Mapping[str, str] = field(default_factory=dict)  # data file → packed
+    needs_one_task: bool = False  # a change needs a row of another task: do the batch again
 
 
 class ChangeApplier:
-    """Applies the changes of some keys to one table, group of buckets by group of buckets."""
+    """Applies the changes of some keys to one mirror, one group of buckets at a time."""
 
     def __init__(self, mirror: MirrorTaskInput, attempt: str, memory: int, now: datetime) -> None:
         self._mirror = mirror
         self._schema = arrow_schema(Schema.model_validate_json(mirror.target.schema_json))
         self._stager = Stager(mirror.target, attempt, memory)
         self._now = int(now.timestamp())
-        self._dead: dict[int, list[NDArray[np.int64]]] = {}
-        self._tombs: list[IndexEntries] = []
-        self._tomb_sequences: list[pa.Array] = []
-        self._rows: list[tuple[Hashes, pa.Array]] = []
+        self._deleted_positions: dict[int, list[NDArray[np.int64]]] = {}  # by number of data file
+        self._tombstones: list[IndexEntries] = []
+        self._tombstone_sequences: list[pa.Array] = []
+        self._rows: list[tuple[Hashes, pa.Array]] = []  # key hashes and sequences of staged rows
         self.needs_one_task = False
 
     def apply(self, changes: ChangeBatch, buckets: Iterable[int]) -> pa.RecordBatch | None:
-        """Take all changes of these buckets; → records that turn out to be bad, if any."""
-        changes, emptied = apply_truncates(changes)
-        if emptied is not None:
-            self._truncate(emptied, buckets)
+        """Apply all changes of these buckets; returns records that turn out to be bad, if any."""
+        changes, truncate_sequence = apply_truncates(changes)
+        if truncate_sequence is not None:
+            self._truncate(truncate_sequence, buckets)
         changes = sorted_by_key(self._without_truncated(changes))
         if not len(changes):
             return None
@@ -91,230 +82,225 @@ class ChangeApplier:
             return None
         folded, bad = self._fill_from_old_keys(folded)
         last = folded.last
-        for number in np.unique(folded.lookup.file[folded.old_row_deleted]).tolist():
-            hit = folded.old_row_deleted & (folded.lookup.file == number)
-            self._dead.setdefault(number, []).append(folded.lookup.position[hit].astype(np.int64))
+        is_deleted = folded.old_row_deleted
+        self._delete_rows(folded.lookup.file[is_deleted], folded.lookup.position[is_deleted])
         self._add_tombstones(last.hashes[folded.deleted], folded.deletes)
         # Not in the order of the hashes: neighbours are alike, which is small and quick to read.
-        fresh = last.in_arrival_order(np.flatnonzero(folded.upserts))
-        if len(fresh):
-            new = self._with_missing_values(folded, fresh)
-            self._stager.write(new)
-            self._rows.append((last.hashes[fresh], new.column(SEQUENCE)))
+        keys = last.in_arrival_order(np.flatnonzero(folded.upserts))
+        if len(keys):
+            rows = self._with_missing_values(folded, keys)
+            self._stager.write(rows)
+            self._rows.append((last.hashes[keys], rows.column(SEQUENCE)))
         return bad
 
     def finish(self) -> ApplyResult:
-        """Close the files, stage the index entries."""
+        """Close the data files; stage the index entries and write the tombstone file."""
         files = tuple(self._stager.finish())
-        # A key that was truncated away and came back is a row, not a tombstone.
-        entries = concat_entries([self._entries(files), *self._tombs]).newest()
-        if self._tombs:
-            told = concat_entries(self._tombs)
+        # A key that was truncated away and came back is a row, not a tombstone: rows come first.
+        entries = concat_entries([self._entries(files), *self._tombstones]).newest()
+        if self._tombstones:
+            tombstones = concat_entries(self._tombstones)
             write_tombstones(
                 self._mirror.location,
                 self._mirror.commit_id,
-                np.column_stack([told.hash_hi, told.hash_lo]),
-                pa.concat_arrays(self._tomb_sequences),
+                np.column_stack([tombstones.hash_hi, tombstones.hash_lo]),
+                pa.concat_arrays(self._tombstone_sequences),
                 time.time_ns() // 1000,
                 self._mirror.stop_positions,
             )
-        index = self._mirror.index
+        index, paths = self._mirror.index, [file.path for file in files]
         return ApplyResult(
             files=files,
-            runs=tuple(self._stage_runs(entries, [file.path for file in files])),
+            runs=tuple(
+                index.stage(bucket, self._mirror.commit_id, part, paths)
+                for bucket, part in entries.by_bucket(index.buckets)
+            ),
             deleted_positions={
                 index.path(number): pack_positions(np.concatenate(positions))
-                for number, positions in self._dead.items()
+                for number, positions in self._deleted_positions.items()
             },
             needs_one_task=self.needs_one_task,
         )
 
     def abort(self) -> None:
-        """Let go of what is open."""
+        """Close what is open after an error."""
         self._stager.abort()
+
+    def _delete_rows(self, files: NDArray[np.uint32], positions: NDArray[np.uint32]) -> None:
+        """Note the positions of rows to delete, by the number of their data file."""
+        for number in np.unique(files).tolist():
+            in_file = positions[files == number].astype(np.int64)
+            self._deleted_positions.setdefault(number, []).append(in_file)
 
     # -- the index -----------------------------------------------------------------------------
 
     def _look_up(self, hashes: Hashes) -> LookupResult:
-        """In whichever buckets they are."""
+        """Look up keys of any buckets: one lookup per bucket, results in the order of `hashes`."""
         index = self._mirror.index
-        bucket = bucket_of(hashes, index.buckets)
-        there = np.unique(bucket)
-        if len(there) == 1:
-            return index.lookup(int(there[0]), hashes)
-        places = [np.flatnonzero(bucket == number) for number in there]
-        parts = [index.lookup(int(n), hashes[at]) for n, at in zip(there, places, strict=True)]
-        back = np.argsort(np.concatenate(places), kind="stable")
-        return take_lookups(concat_lookups(parts), back)
+        bucket_numbers = bucket_of(hashes, index.buckets)
+        buckets = np.unique(bucket_numbers).tolist()
+        if len(buckets) == 1:
+            return index.lookup(buckets[0], hashes)
+        rows = [np.flatnonzero(bucket_numbers == bucket) for bucket in buckets]
+        parts = [index.lookup(b, hashes[part]) for b, part in zip(buckets, rows, strict=True)]
+        return concat_lookups(parts).take(np.argsort(np.concatenate(rows), kind="stable"))
 
     def _entries(self, files: Sequence[StagedFile]) -> IndexEntries:
-        """Where the new rows are: in the order written, or as the files themselves say."""
+        """Return the index entries of the staged rows."""
         if not self._rows:
             return concat_entries([])
-        hashes = np.concatenate([each for each, _ in self._rows])
-        sequence = pa.concat_arrays([each for _, each in self._rows])
-        counts = [file.records for file in files]
-        numbers = np.repeat(np.arange(len(files)), counts)
-        places = np.arange(len(numbers)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
         if self._stager.keeps_order:
-            return row_entries(hashes, numbers, places, sequence)
-        keys = [self._schema.field(name) for name in (*self._mirror.keys, SEQUENCE)]
+            hashes = np.concatenate([part for part, _ in self._rows])
+            sequence = pa.concat_arrays([part for _, part in self._rows])
+            counts = [file.records for file in files]
+            numbers = np.repeat(np.arange(len(files)), counts)
+            firsts = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+            return row_entries(hashes, numbers, np.arange(len(numbers)) - firsts, sequence)
+        # A partition or a sort order has moved the rows: the new files say where they are.
+        fields = [self._schema.field(name) for name in (*self._mirror.keys, SEQUENCE)]
         parts = []
         for number, file in enumerate(files):
-            read = read_rows(file.path, np.arange(file.records), keys).combine_chunks()
-            *columns, told = (read.column(each.name).combine_chunks() for each in keys)
-            parts.append(row_entries(key_hashes(columns), number, np.arange(file.records), told))
+            positions = np.arange(file.records)
+            columns = read_rows(file.path, positions, fields).combine_chunks().columns
+            *keys, sequence = (column.combine_chunks() for column in columns)
+            parts.append(row_entries(key_hashes(keys), number, positions, sequence))
         return concat_entries(parts)
-
-    def _stage_runs(self, entries: IndexEntries, paths: Sequence[str]) -> Iterator[str]:
-        index = self._mirror.index
-        bucket = bucket_of(entries.hash_hi.reshape(-1, 1), index.buckets)
-        for number in np.unique(bucket).tolist():
-            some = entries.take(np.flatnonzero(bucket == number))
-            yield index.stage(number, self._mirror.commit_id, some, paths)
 
     def _add_tombstones(self, hashes: Hashes, sequence: pa.Array) -> None:
         if len(hashes):
-            self._tombs.append(tombstone_entries(hashes, sequence, self._now))
-            self._tomb_sequences.append(sequence.cast(pa.binary()))
+            self._tombstones.append(tombstone_entries(hashes, sequence, self._now))
+            self._tombstone_sequences.append(sequence.cast(pa.binary()))
 
     # -- old rows ------------------------------------------------------------------------------
 
-    def _with_missing_values(self, folded: FoldResult, fresh: NDArray[np.intp]) -> pa.RecordBatch:
-        """Some of the last rows, with the columns that they lack from the table."""
+    def _with_missing_values(self, folded: FoldResult, keys: NDArray[np.intp]) -> pa.RecordBatch:
+        """Return the last rows of some keys, with columns that they lack from the table's rows."""
         if not folded.missing:
-            return folded.last.take(fresh).rows
+            return folded.last.take(keys).rows
         batch = folded.last.rows
-        for lack in folded.missing:
-            kept = self._read_old_rows(folded.lookup, lack.rows, [lack.column]).column(lack.column)
-            index = batch.schema.get_field_index(lack.column)
-            column = batch.column(index)
-            order = np.arange(len(column))
-            order[lack.rows] = len(column) + np.arange(len(lack.rows))
-            both = pa.concat_arrays([column, kept.combine_chunks().cast(column.type)])
-            batch = batch.set_column(index, batch.schema.field(index), both.take(pa.array(order)))
-        return batch.take(pa.array(fresh))
+        for missing in folded.missing:
+            values = self._read_old_rows(folded.lookup, missing.rows, missing.column)
+            batch = _put(batch, missing.column, missing.rows, values)
+        return batch.take(pa.array(keys))
 
-    def _read_old_rows(
-        self, found: LookupResult, which: NDArray[np.intp], columns: Sequence[str]
-    ) -> pa.Table:
-        """Columns of old rows, in the order of `which`."""
-        fields = [self._schema.field(name) for name in columns]
-        parts, places = [], []
-        for number in np.unique(found.file[which]).tolist():
-            mine = np.flatnonzero(found.file[which] == number)
-            at = found.position[which[mine]].astype(np.int64)
-            parts.append(read_rows(self._mirror.index.path(number), at, fields))
-            places.append(mine)
-        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places))))
+    def _read_old_rows(self, lookup: LookupResult, keys: NDArray[np.intp], column: str) -> pa.Array:
+        """Read a column of the table's rows of some keys of a lookup, in the order of `keys`."""
+        files, positions = lookup.file[keys], lookup.position[keys].astype(np.int64)
+        parts, rows = [], []
+        for number in np.unique(files).tolist():
+            in_file = np.flatnonzero(files == number)
+            path = self._mirror.index.path(number)
+            parts.append(read_rows(path, positions[in_file], [self._schema.field(column)]))
+            rows.append(in_file)
+        table = pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(rows))))
+        return table.column(column).combine_chunks()
 
-    def _whole_sequences(self, found: LookupResult, which: NDArray[np.intp]) -> pa.BinaryArray:
-        read = self._read_old_rows(found, which, [SEQUENCE]).column(SEQUENCE).combine_chunks()
-        return read.cast(pa.binary())
+    def _whole_sequences(self, lookup: LookupResult, keys: NDArray[np.intp]) -> pa.BinaryArray:
+        return self._read_old_rows(lookup, keys, SEQUENCE).cast(pa.binary())
 
     def _fill_from_old_keys(self, folded: FoldResult) -> tuple[FoldResult, pa.RecordBatch | None]:
-        """Rows that lack columns and were found nowhere: under an old key, or they are bad."""
+        """Fill incomplete rows from the keys that they had before.
+
+        Returns also the records of rows that stay incomplete, which are bad. Sets `needs_one_task`,
+        and fills nothing, if the changes of such a key may be in another task.
+        """
         if not folded.incomplete.any():
             return folded, None
-        last, still = folded.last, folded.incomplete.copy()
-        origins = ValueOriginFinder(folded.applicable)
-        moved = np.flatnonzero(still & origins.changed_key(last.hashes)).tolist()
-        lacks = {name: last.is_missing(name) for name in last.missing_columns} if moved else {}
-        rows_ = last.rows
-        for at in moved:  # rare: a new key, and a column kept aside
-            names = [name for name, lacking in lacks.items() if lacking[at]]
-            told = {name: origins.find(name, last.hashes[at]) for name in names}
-            if not self._mirror.has_all_keys and any(
-                each.moved is not None for each in told.values()
-            ):
+        last, is_incomplete = folded.last, folded.incomplete.copy()
+        finder = ValueOriginFinder(folded.applicable)
+        moved_keys = np.flatnonzero(is_incomplete & finder.changed_key(last.hashes)).tolist()
+        is_missing = (
+            {name: last.is_missing(name) for name in last.missing_columns} if moved_keys else {}
+        )
+        rows = last.rows
+        for key in moved_keys:  # rare: a changed key, and a TOAST column
+            names = [name for name, mask in is_missing.items() if mask[key]]
+            origins = {name: finder.find(name, last.hashes[key]) for name in names}
+            has_moved = any(origin.moved is not None for origin in origins.values())
+            if has_moved and not self._mirror.has_all_keys:
                 self.needs_one_task = True  # the old key's changes of this batch are another task's
                 return folded, None
-            values = [
-                self._value_at(folded.applicable, name, origin) for name, origin in told.items()
-            ]
-            if all(value is not None for value in values):
-                rows_ = _with_values(rows_, at, pa.table(values, names=names))
-                still[at] = False
-        last = last.with_rows(rows_)
+            values = {
+                name: self._value_at(folded.applicable, name, origin)
+                for name, origin in origins.items()
+            }
+            if all(value is not None for value in values.values()):
+                for name, value in values.items():
+                    rows = _put(rows, name, np.array([key]), value)
+                is_incomplete[key] = False
+        last = last.with_rows(rows)
         # A soft delete of nothing has no record here: there is nothing to keep, nor to complain of.
-        known = last.record.is_valid().to_numpy(zero_copy_only=False) & still
-        bad = None
-        if known.any():
-            bad = _bad_records(last.take(np.flatnonzero(known)))
-        return replace(folded, last=last, incomplete=still), bad
+        is_bad = last.record.is_valid().to_numpy(zero_copy_only=False) & is_incomplete
+        bad = _bad_records(last.take(np.flatnonzero(is_bad))) if is_bad.any() else None
+        return replace(folded, last=last, incomplete=is_incomplete), bad
 
     def _value_at(self, changes: ChangeBatch, column: str, origin: ValueOrigin) -> pa.Array | None:
-        """One row's value of a column, from a change of the batch or from the table."""
+        """Read one row's value of a column, from a change of the batch or from the table."""
         if origin.change is not None:
             return changes.rows.column(column).slice(origin.change, 1)
         if origin.key is None:
             return None
-        there = self._look_up(origin.key.reshape(1, 2))
+        lookup = self._look_up(origin.key.reshape(1, 2))
         if origin.moved is not None:
             # A row that is newer than the move took the old key's place: the one meant is gone.
-            place = SourceSequences.of(changes.sequence.slice(origin.moved, 1), 1)
-            if there.sequences.compare(place)[0] == 1:
+            move_sequence = SourceSequences.of(changes.sequence.slice(origin.moved, 1), 1)
+            if lookup.sequences.compare(move_sequence)[0] == 1:
                 return None
-        if not there.hit[0]:
-            return None
-        return self._read_old_rows(there, np.array([0]), [column]).column(column).combine_chunks()
+        return self._read_old_rows(lookup, np.array([0]), column) if lookup.hit[0] else None
 
     # -- truncate ------------------------------------------------------------------------------
 
     def _without_truncated(self, changes: ChangeBatch) -> ChangeBatch:
-        """Without those that a truncate of an earlier batch has already emptied out."""
-        told = self._last_truncate
-        if not told.tombstone[0]:
+        """Leave out changes from before a truncate of an earlier batch."""
+        truncate = self._last_truncate
+        if not truncate.tombstone[0]:
             return changes
         order = SourceSequences.of(changes.sequence, len(changes)).compare(
-            _repeated(told.sequences, len(changes))
+            truncate.sequences.take(np.zeros(len(changes), dtype=np.intp))
         )
         return changes if (order != -1).all() else changes.take(np.flatnonzero(order != -1))
 
     @cached_property
     def _last_truncate(self) -> LookupResult:
-        """What is known of the last one."""
+        """The tombstone of the last truncate of earlier batches, if the index has one."""
         return self._look_up(EVERY_KEY)
 
     def _truncate(self, sequence: pa.BinaryArray, buckets: Iterable[int]) -> None:
-        """All rows that are not newer die, and leave tombstones: they may be delivered again.
+        """Delete all rows that are not newer; they leave tombstones: they may be delivered again.
 
         So may rows that nobody has seen yet, hence one more tombstone for all of them.
         """
-        place = SourceSequences.of(sequence, 1)
-        known = self._last_truncate
-        newer = not known.tombstone[0] or place.compare(known.sequences)[0] != -1
+        truncate = SourceSequences.of(sequence, 1)
+        last = self._last_truncate
+        is_newest = not last.tombstone[0] or truncate.compare(last.sequences)[0] != -1
         for bucket in buckets:
-            if newer and bucket == bucket_of(EVERY_KEY, self._mirror.index.buckets)[0]:
+            if is_newest and bucket == bucket_of(EVERY_KEY, self._mirror.index.buckets)[0]:
                 self._add_tombstones(EVERY_KEY, sequence)
             for entries in self._mirror.index.live(bucket):
-                at = _repeated(place, len(entries))
-                old = entries.take(np.flatnonzero(entries.sequences.compare(at) != 1))
-                for number in np.unique(old.file).tolist():
-                    hit = old.position[old.file == number].astype(np.int64)
-                    self._dead.setdefault(number, []).append(hit)
-                hashes = np.column_stack([old.hash_hi, old.hash_lo])
-                self._add_tombstones(
-                    hashes, sequence.take(pa.array(np.zeros(len(old), dtype=np.int64)))
+                order = entries.sequences.compare(
+                    truncate.take(np.zeros(len(entries), dtype=np.intp))
                 )
+                old = entries.take(np.flatnonzero(order != 1))
+                self._delete_rows(old.file, old.position)
+                hashes = np.column_stack([old.hash_hi, old.hash_lo])
+                repeated = sequence.take(pa.array(np.zeros(len(old), dtype=np.int64)))
+                self._add_tombstones(hashes, repeated)
 
 
-def _repeated(one: SourceSequences, count: int) -> SourceSequences:
-    return SourceSequences(*(np.repeat(getattr(one, name), count) for name in ("hi", "lo", "size")))
-
-
-def _with_values(batch: pa.RecordBatch, at: int, values: pa.Table) -> pa.RecordBatch:
-    for name in values.column_names:
-        index = batch.schema.get_field_index(name)
-        column = batch.column(index)
-        value = values.column(name).combine_chunks().cast(column.type)
-        joined = pa.concat_arrays([column.slice(0, at), value, column.slice(at + 1)])
-        batch = batch.set_column(index, batch.schema.field(index), joined)
-    return batch
+def _put(
+    batch: pa.RecordBatch, name: str, rows: NDArray[np.intp], values: pa.Array
+) -> pa.RecordBatch:
+    """Put values of a column into these rows of a batch."""
+    index = batch.schema.get_field_index(name)
+    column = batch.column(index)
+    order = np.arange(len(column))
+    order[rows] = len(column) + np.arange(len(rows))
+    both = pa.concat_arrays([column, values.cast(column.type)])
+    return batch.set_column(index, batch.schema.field(index), both.take(pa.array(order)))
 
 
 def _bad_records(changes: ChangeBatch) -> pa.RecordBatch:
-    """Their records, with the reason."""
+    """Return the source records of changes that stay incomplete, with the reason."""
     reason = _NO_ROW.format("`, `".join(changes.missing_columns))
     return pa.RecordBatch.from_struct_array(changes.record).append_column(
         "error", pa.repeat(pa.scalar(reason), len(changes))

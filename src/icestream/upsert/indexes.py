@@ -1,4 +1,4 @@
-"""Indexes: the key index of each mirror, kept at the snapshot that its table is planned at."""
+"""The key indexes of a run's mirrors, each kept at the snapshot that its table is planned from."""
 
 import hashlib
 import time
@@ -29,194 +29,210 @@ _TIDY_EVERY = 256  # batches
 
 @dataclass
 class _OpenIndex:
-    """One table's index, and where its data files belong."""
+    """One table's open key index, and the partitions of its data files."""
 
     index: KeyIndex
     keys: tuple[str, ...]
-    partitions: dict[str, PartitionKey] = field(default_factory=dict)
+    partitions: dict[str, PartitionKey] = field(default_factory=dict)  # by data file
     location: str = ""  # of the table
     batches: int = 0
     merging: Future[None] | None = None
-    announced: dict[str, RewriteIndexUpdate] = field(
-        default_factory=dict
-    )  # by the id of their rewrite
+    announced: dict[str, RewriteIndexUpdate] = field(default_factory=dict)  # by rewrite id
 
 
-def _merge_and_tidy(store: KeyIndex, location: str | None) -> None:
-    store.merge()
+def _merge_and_tidy(index: KeyIndex, location: str | None) -> None:
+    index.merge()
     if location is not None:
         tidy_tombstones(location, time.time_ns() // 1000)
 
 
 class KeyIndexes:
-    """For one run; used by the thread that plans batches and by those that commit."""
+    """Opens and updates the key indexes of one run.
+
+    Used by the thread that plans batches, and by those that commit batches and rewrites.
+    """
 
     def __init__(
         self,
         folder: Path,
         io: Callable[[str], "FileIO"],
-        told: Callable[[str, CatchUpResult], None],
+        on_followed: Callable[[str, CatchUpResult], None],
     ) -> None:
         self._folder = folder
         self._io = io
-        self._told = told
-        self._known: dict[str, _OpenIndex] = {}
+        self._on_followed = on_followed
+        self._open: dict[str, _OpenIndex] = {}
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="index-merge")
 
     def reader_at(self, name: str, state: TableState, keys: Sequence[str]) -> IndexReader:
-        """The index of a table as it was seen: as it stands, or brought there first."""
-        known = self._known.get(name)
-        if known is None or known.keys != tuple(keys):
-            store, how = open_or_build(
-                self._pyiceberg_table(name, state),
-                self._index_folder(name, state),
-                keys,
-                reached=_committed(state),
-            )
-            known = self._known[name] = _OpenIndex(
-                store, tuple(keys), location=state.metadata.location
-            )
-            self._told(name, how)
-        elif not self._advance_by_own_commits(known, state):
-            known = self._follow_table(name, known, state)
-        self._merge(known)
-        return known.index.reader
+        """Return a reader of the index at the snapshot of `state`; it is brought there first."""
+        opened = self._open.get(name)
+        if opened is None or opened.keys != tuple(keys):
+            opened = self._open_or_build(name, state, keys)
+        elif not self._advance_by_own_commits(opened, state):
+            opened = self._follow_table(name, opened, state)
+        self._merge(opened)
+        return opened.index.reader
 
     def prepare_commit(self, name: str, commit_id: str, runs: Sequence[str]) -> None:
-        """Say what a commit will change, before the table knows of it."""
-        self._known[name].index.prepare(commit_id, runs)
+        """Write down, before the table's commit, which staged runs belong to it."""
+        self._open[name].index.prepare(commit_id, runs)
 
     def abandon(self, name: str, commit_id: str) -> None:
         """Forget what was staged for a commit that is not made."""
-        if name in self._known:
-            self._known[name].index.abandon(commit_id)
+        if name in self._open:
+            self._open[name].index.abandon(commit_id)
 
     def partition_of(self, name: str, state: TableState) -> Callable[[str], PartitionKey]:
-        """Where data files of a table as it was seen belong."""
-        known = self._known[name]
+        """Return a function that gives the partition of a live data file, for its deletes."""
+        opened = self._open[name]
         if not state.metadata.is_partitioned:
-            only = PartitionKey(state.metadata.spec_id, ())
-            return lambda _: only
+            unpartitioned = PartitionKey(state.metadata.spec_id, ())
+            return lambda _: unpartitioned
 
         def find(path: str) -> PartitionKey:
-            if path not in known.partitions:
-                known.partitions = partition_keys(self._pyiceberg_table(name, state))
-            return known.partitions[path]
+            if path not in opened.partitions:
+                opened.partitions = partition_keys(self._pyiceberg_table(name, state))
+            return opened.partitions[path]
 
         return find
 
     def add_files(self, name: str, contents: Sequence[str], paths: Sequence[str]) -> None:
-        """Remember where new data files belong."""
-        places = self._known[name].partitions
-        if places:
-            places |= {p: PartitionKey.of(text) for p, text in zip(paths, contents, strict=True)}
+        """Remember the partitions of new data files, if those of the others were read already."""
+        _add_partitions(self._open[name], contents, paths)
 
     def index_staging(self, name: str) -> IndexStaging | None:
-        """Where a rewrite of a table stages the entries of its rows; None: nobody asked yet."""
-        known = self._known.get(name)
-        if known is None:
+        """Return what a rewrite task needs to stage entries for the key index.
+
+        None: this run has no index of the table open. It will then follow the rewrite's commit by
+        reading its files.
+        """
+        opened = self._open.get(name)
+        if opened is None:
             return None
-        manifest = known.index.manifest
+        manifest = opened.index.manifest
         keys = tuple(manifest.keys.values())
-        return IndexStaging(str(known.index.folder), manifest.table_uuid, manifest.buckets, keys)
+        return IndexStaging(str(opened.index.folder), manifest.table_uuid, manifest.buckets, keys)
 
     def announce_rewrite(self, name: str, move: RewriteIndexUpdate) -> None:
-        """Say what a rewrite will change, before the table knows of it; from any thread."""
-        if name in self._known:
-            self._known[name].announced[move.rewrite_id] = move
+        """Announce a rewrite before its commit; from any thread.
+
+        The next batch finds its id in the table's history and updates the index by `move`, without
+        reading a file.
+        """
+        if name in self._open:
+            self._open[name].announced[move.rewrite_id] = move
 
     def withdraw_rewrite(self, name: str, rewrite_id: str) -> None:
-        """That rewrite will never be."""
-        if name in self._known:
-            self._known[name].announced.pop(rewrite_id, None)
+        """Withdraw an announced rewrite, once no attempt of it can be committed any more."""
+        if name in self._open:
+            self._open[name].announced.pop(rewrite_id, None)
 
     def close(self) -> None:
-        """Let merges end that are under way."""
+        """Wait for merges that are under way; no more of them begin."""
         self._merges.shutdown()
 
     # ------------------------------------------------------------------------------------------
 
-    def _advance_by_own_commits(self, known: _OpenIndex, state: TableState) -> bool:
-        """Whether the index is where the table is, perhaps after commits and rewrites of ours."""
-        store = known.index
-        if not state.ancestors:
-            return store.manifest.snapshot_id is None
-        way = _snapshots_since(state, store.manifest.snapshot_id)
-        if way is None:
-            return False
-        rewrites = (
-            state.metadata.rewrites(each.snapshot_id for each in way) if known.announced else {}
+    def _open_or_build(self, name: str, state: TableState, keys: Sequence[str]) -> _OpenIndex:
+        """Open a table's index anew, or build it, at the snapshot of `state`."""
+        index, result = open_or_build(
+            self._pyiceberg_table(name, state),
+            self._index_folder(name, state),
+            keys,
+            reached=_committed(state),
         )
-        for each in way:
-            pending = store.pending()
-            if pending is not None and pending.commit_id == each.commit_id:
-                store.confirm(pending.commit_id, each.snapshot_id, each.sequence_number)
-            elif not self._apply_rewrite(known, rewrites.get(each.snapshot_id, ""), each):
+        opened = _OpenIndex(index, tuple(keys), location=state.metadata.location)
+        self._open[name] = opened
+        self._on_followed(name, result)
+        return opened
+
+    def _advance_by_own_commits(self, opened: _OpenIndex, state: TableState) -> bool:
+        """Bring the index to the table's snapshot by our own commits and announced rewrites.
+
+        False: other snapshots lie between, so the index must follow the table.
+        """
+        index = opened.index
+        if not state.ancestors:
+            return index.manifest.snapshot_id is None
+        snapshots = _snapshots_since(state, index.manifest.snapshot_id)
+        if snapshots is None:
+            return False
+        ids = [snapshot.snapshot_id for snapshot in snapshots]
+        rewrites = state.metadata.rewrites(ids) if opened.announced else {}
+        # Oldest first: commits of batches and announced rewrites may alternate.
+        for snapshot in snapshots:
+            pending = index.pending()
+            if pending is not None and pending.commit_id == snapshot.commit_id:
+                index.confirm(pending.commit_id, snapshot.snapshot_id, snapshot.sequence_number)
+            elif not self._apply_rewrite(opened, rewrites.get(snapshot.snapshot_id, ""), snapshot):
                 return False
         return True
 
-    def _apply_rewrite(self, known: _OpenIndex, rewrite_id: str, to: AncestorSnapshot) -> bool:
-        """Go along with a rewrite that was announced."""
-        move = known.announced.pop(rewrite_id, None)
-        if move is None:
+    def _apply_rewrite(
+        self, opened: _OpenIndex, rewrite_id: str, snapshot: AncestorSnapshot
+    ) -> bool:
+        """Update the index by an announced rewrite; False: it was not announced, or cannot be."""
+        update = opened.announced.pop(rewrite_id, None)
+        if update is None:
             return False
-        store = known.index
-        if (left := store.pending()) is not None:  # of a batch that lost against the rewrite
-            store.abandon(left.commit_id)
+        index = opened.index
+        if (pending := index.pending()) is not None:  # of a batch that lost against the rewrite
+            index.abandon(pending.commit_id)
         try:
-            store.apply_rewrite(move, to.snapshot_id, to.sequence_number)
+            index.apply_rewrite(update, snapshot.snapshot_id, snapshot.sequence_number)
         except IndexDamaged:
             return False  # its runs are gone: the table still tells what it did
-        if known.partitions:
-            told = zip(move.added, move.contents, strict=True)
-            known.partitions |= {path: PartitionKey.of(text) for path, text in told}
+        _add_partitions(opened, update.contents, update.added)
         return True
 
-    def _follow_table(self, name: str, known: _OpenIndex, state: TableState) -> _OpenIndex:
-        table = self._pyiceberg_table(name, state)
-        how = follow(known.index, table, reached=_committed(state))
-        if isinstance(how, CatchUpResult):
-            if how.new or how.changed or how.gone:
-                self._told(name, how)
-                known.partitions = {}
-            return known
-        store, rebuilt = open_or_build(
-            table, self._index_folder(name, state), known.keys, reached=_committed(state)
-        )
-        self._told(name, rebuilt)
-        made = self._known[name] = _OpenIndex(store, known.keys, location=state.metadata.location)
-        return made
+    def _follow_table(self, name: str, opened: _OpenIndex, state: TableState) -> _OpenIndex:
+        """Follow what others did to the table, or build the index anew where that fails."""
+        result = follow(opened.index, self._pyiceberg_table(name, state), reached=_committed(state))
+        if not isinstance(result, CatchUpResult):
+            return self._open_or_build(name, state, opened.keys)
+        if result.new or result.changed or result.gone:
+            self._on_followed(name, result)
+            opened.partitions = {}
+        return opened
 
-    def _merge(self, known: _OpenIndex) -> None:
-        """Merge runs in the background, one table at a time."""
-        if known.merging is not None and known.merging.done():
-            known.merging.result()
-            known.merging = None
-        if known.merging is None:
-            known.batches += 1
-            tidy = known.location if known.batches % _TIDY_EVERY == 0 else None
-            known.merging = self._merges.submit(_merge_and_tidy, known.index, tidy)
+    def _merge(self, opened: _OpenIndex) -> None:
+        """Merge runs in the background, one table at a time; raises what the last merge raised."""
+        if opened.merging is not None and opened.merging.done():
+            opened.merging.result()
+            opened.merging = None
+        if opened.merging is None:
+            opened.batches += 1
+            tidy = opened.location if opened.batches % _TIDY_EVERY == 0 else None
+            opened.merging = self._merges.submit(_merge_and_tidy, opened.index, tidy)
 
     def _index_folder(self, name: str, state: TableState) -> Path:
-        """A folder for each table, also for one that was created again under the same name."""
-        safe = hashlib.sha256(name.encode()).hexdigest()[:16]
-        return self._folder / f"{safe}-{state.uuid}"
+        """Return the folder of a table's index: a new one if the table was created again."""
+        name_hash = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return self._folder / f"{name_hash}-{state.uuid}"
 
     def _pyiceberg_table(self, name: str, state: TableState) -> "Table":
-        """The table as PyIceberg sees it, by the metadata that the batch is planned from."""
+        """Return PyIceberg's table for the metadata that the batch is planned from."""
         return state.metadata.as_table(name, self._io(state.metadata.location))
 
 
 def _snapshots_since(state: TableState, start: int | None) -> list[AncestorSnapshot] | None:
-    """The snapshots after one, oldest first; None: it is not among those that led here."""
-    found: list[AncestorSnapshot] = []
-    for each in state.ancestors:
-        if each.snapshot_id == start:
-            return found[::-1]
-        found.append(each)
-        if each.parent_id == start:
-            return found[::-1]
+    """Return the ancestors after a snapshot, oldest first; None: it is not known to be one."""
+    snapshots: list[AncestorSnapshot] = []
+    for snapshot in state.ancestors:
+        if snapshot.snapshot_id == start:
+            return snapshots[::-1]
+        snapshots.append(snapshot)
+        if snapshot.parent_id == start:
+            return snapshots[::-1]
     return None
+
+
+def _add_partitions(opened: _OpenIndex, contents: Sequence[str], paths: Sequence[str]) -> None:
+    # Only to what was read before: an empty dict means that nobody has needed partitions yet.
+    if opened.partitions:
+        pairs = zip(paths, contents, strict=True)
+        opened.partitions |= {path: PartitionKey.of(content) for path, content in pairs}
 
 
 def _committed(state: TableState) -> Positions:

@@ -1,4 +1,4 @@
-"""Old rows: single columns of single rows of data files, read where the key index says they are."""
+"""Reads single columns of single rows of data files, at the positions that the key index gives."""
 
 from collections.abc import Sequence
 
@@ -12,29 +12,29 @@ from icestream.tables.storage import filesystem
 
 
 def read_rows(path: str, positions: NDArray[np.int64], fields: Sequence[pa.Field]) -> pa.Table:
-    """Read columns of the rows at these positions, in their order; others are not touched.
+    """Read columns of the rows at these positions, in their order; other row groups stay unread.
 
     `fields` are the table's columns with their ids; one that the file does not have is null.
     """
     system, name = filesystem(path)
     with system.open_input_file(name) as source:
         file = pq.ParquetFile(source)
-        there = {_id(each): each.name for each in file.schema_arrow}
-        wanted = [there[_id(each)] for each in fields if _id(each) in there]
-        sorted_, back = np.unique(positions, return_inverse=True)
-        groups = np.cumsum([file.metadata.row_group(n).num_rows for n in range(_groups(file))])
-        which = np.searchsorted(groups, sorted_, side="right")
+        names = {_id(field): field.name for field in file.schema_arrow}
+        present = [names[_id(field)] for field in fields if _id(field) in names]
+        sorted_, inverse = np.unique(positions, return_inverse=True)
+        ends = np.cumsum([file.metadata.row_group(n).num_rows for n in range(_groups(file))])
+        groups = np.searchsorted(ends, sorted_, side="right")
         parts = []
-        for group in np.unique(which).tolist():
-            first = groups[group - 1] if group else 0
-            inside = pa.array(sorted_[which == group] - first)
-            parts.append(file.read_row_group(group, columns=wanted).take(inside))
-        found = pa.concat_tables(parts).take(pa.array(back))
+        for group in np.unique(groups).tolist():
+            first = ends[group - 1] if group else 0
+            rows = pa.array(sorted_[groups == group] - first)
+            parts.append(file.read_row_group(group, columns=present).take(rows))
+        table = pa.concat_tables(parts).take(pa.array(inverse))
     columns = [
-        found.column(there[_id(each)]).cast(each.type)
-        if _id(each) in there
-        else pa.nulls(len(positions), each.type)
-        for each in fields
+        table.column(names[_id(field)]).cast(field.type)
+        if _id(field) in names
+        else pa.nulls(len(positions), field.type)
+        for field in fields
     ]
     return pa.table(columns, schema=pa.schema(fields))
 
@@ -44,5 +44,5 @@ def _groups(file: pq.ParquetFile) -> int:
 
 
 def _id(field: pa.Field) -> bytes | None:
-    found: bytes | None = (field.metadata or {}).get(FIELD_ID)
-    return found
+    field_id: bytes | None = (field.metadata or {}).get(FIELD_ID)
+    return field_id

@@ -1,4 +1,4 @@
-"""Origins: where a column that an event does not carry was last said, also under another key."""
+"""Finds where a column that an event does not carry was last set, also under another key."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from icestream.index.keys import Hashes
 from icestream.upsert.changes import ChangeBatch
 from icestream.upsert.fold import sequence_ranks
 
-Places = NDArray[np.intp]
+Indices = NDArray[np.intp]  # of changes
 
 
 @dataclass(frozen=True)
 class ValueOrigin:
-    """A change that carries the column, or the key whose row in the table has it; else nothing."""
+    """A change that carries the column, or the key whose row in the table has it, or neither."""
 
     change: int | None = None
     key: Hashes | None = None
@@ -23,43 +23,51 @@ class ValueOrigin:
 
 
 class ValueOriginFinder:
-    """Looks back through changes that are in order, none of them older than the table's row."""
+    """Walks back through folded changes: in order, none older than what the table has."""
 
     def __init__(self, changes: ChangeBatch) -> None:
         self._changes = changes
         self._ranks = sequence_ranks(changes.sequence)
-        self._old = np.column_stack(
+        self._old_keys = np.column_stack(
             [half.fill_null(0).to_numpy() for half in (changes.old_hi, changes.old_lo)]
         )
-        self._has_old: NDArray[np.bool_] = changes.old_hi.is_valid().to_numpy(zero_copy_only=False)
+        self._has_old_key: NDArray[np.bool_] = changes.old_hi.is_valid().to_numpy(
+            zero_copy_only=False
+        )
 
     def changed_key(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Keys that may have taken a row over from another one."""
-        found: NDArray[np.bool_] = np.isin(hashes[:, 0], self._changes.hashes[self._has_old, 0])
-        return found
+        """Tell which keys may have taken a row over from another key."""
+        new_keys = self._changes.hashes[self._has_old_key, 0]
+        may_have: NDArray[np.bool_] = np.isin(hashes[:, 0], new_keys)
+        return may_have
 
     def find(self, column: str, key: Hashes) -> ValueOrigin:
-        """Go back from the last change of a key, and on with the key that it had before."""
-        lacks, moved = self._changes.is_missing(column), None
+        """Find where a column's value was last set: walk the changes of a key backwards.
+
+        At a key change go on with the old key, from there back.
+        """
+        is_missing, moved = self._changes.is_missing(column), None
         while True:
-            mine = np.flatnonzero((self._changes.hashes == key).all(axis=1))
-            before = mine if moved is None else self._earlier(mine, moved)
-            for at in before[::-1].tolist():
-                if self._changes.ops[at] == DELETE:
+            changes = np.flatnonzero((self._changes.hashes == key).all(axis=1))
+            if moved is not None:
+                changes = self._before_move(changes, moved)
+            for change in changes[::-1].tolist():
+                if self._changes.ops[change] == DELETE:
                     return ValueOrigin(moved=moved)
-                if not lacks[at]:
-                    return ValueOrigin(change=at, moved=moved)
-                if self._has_old[at]:
-                    key, moved = self._old[at], at
+                if not is_missing[change]:
+                    return ValueOrigin(change=change, moved=moved)
+                if self._has_old_key[change]:
+                    key, moved = self._old_keys[change], change
                     break
             else:
                 return ValueOrigin(key=key, moved=moved)
 
-    def _earlier(self, mine: Places, moved: int) -> Places:
-        """Without what came later, nor the delete that is the other half of the move."""
+    def _before_move(self, changes: Indices, moved: int) -> Indices:
+        """Keep the changes before a key change, without the delete that is its other half."""
         offsets = self._changes.offset
-        place = self._ranks if self._ranks[moved] else offsets  # without a log, by the offset
-        earlier: Places = mine[place[mine] < place[moved]]
-        if place is offsets and len(earlier) and self._changes.ops[earlier[-1]] == DELETE:
+        # Without a source sequence the offset decides; then the delete is the last one before.
+        order = self._ranks if self._ranks[moved] else offsets
+        earlier: Indices = changes[order[changes] < order[moved]]
+        if order is offsets and len(earlier) and self._changes.ops[earlier[-1]] == DELETE:
             return earlier[:-1]
         return earlier

@@ -18,10 +18,10 @@ from icestream.write.sort import SortOrder
 
 @dataclass(frozen=True)
 class ParquetLeaf:
-    """A column of the Parquet file; leaves stand in the file's own order of columns."""
+    """A column of the Parquet file; lists of leaves are in the file's order of columns."""
 
     field_id: int
-    kind: t.PrimitiveType
+    iceberg_type: t.PrimitiveType
     mode: Mode
     repeated: bool
     """Inside a list or map: Iceberg keeps its size and nothing else."""
@@ -35,65 +35,66 @@ class ParquetLeaf:
     @property
     def floating(self) -> bool:
         """Whether there can be NaN."""
-        return isinstance(self.kind, t.FloatType | t.DoubleType)
+        return isinstance(self.iceberg_type, t.FloatType | t.DoubleType)
 
 
 def leaves(schema: Schema, order: SortOrder, properties: Mapping[str, str]) -> list[ParquetLeaf]:
-    """Plan the metrics of a table's files once, for all of its files."""
+    """List the Parquet columns of a table with their metrics modes, once for all of its files."""
     chosen = modes(schema, order, properties)
-    found: list[ParquetLeaf] = []
+    columns: list[ParquetLeaf] = []
 
     def walk(field: t.NestedField, path: str, repeated: bool) -> None:
-        kind = field.field_type
-        if isinstance(kind, t.StructType):
-            for child in kind.fields:
+        field_type = field.field_type
+        if isinstance(field_type, t.StructType):
+            for child in field_type.fields:
                 walk(child, f"{path}.{child.name}", repeated)
-        elif isinstance(kind, t.ListType):
-            walk(kind.element_field, f"{path}.list.element", True)
-        elif isinstance(kind, t.MapType):
-            walk(kind.key_field, f"{path}.key_value.key", True)
-            walk(kind.value_field, f"{path}.key_value.value", True)
-        elif isinstance(kind, t.PrimitiveType):
-            found.append(ParquetLeaf(field.field_id, kind, chosen[field.field_id], repeated, path))
+        elif isinstance(field_type, t.ListType):
+            walk(field_type.element_field, f"{path}.list.element", True)
+        elif isinstance(field_type, t.MapType):
+            walk(field_type.key_field, f"{path}.key_value.key", True)
+            walk(field_type.value_field, f"{path}.key_value.value", True)
+        elif isinstance(field_type, t.PrimitiveType):
+            mode = chosen[field.field_id]
+            columns.append(ParquetLeaf(field.field_id, field_type, mode, repeated, path))
 
     for field in schema.fields:
         walk(field, field.name, False)
-    return found
+    return columns
 
 
 class NanCounter:
-    """Counts NaN while rows go by: a footer does not tell."""
+    """Counts the NaNs of rows while they are written: Parquet's footer does not have them."""
 
     def __init__(self, schema: Schema, plan: list[ParquetLeaf]) -> None:
-        wanted = [leaf.field_id for leaf in plan if leaf.floating and leaf.counted]
-        self._paths = {field_id: path_to(schema, field_id) for field_id in wanted}
-        self.counts = dict.fromkeys(wanted, 0)
+        field_ids = [leaf.field_id for leaf in plan if leaf.floating and leaf.counted]
+        self._paths = {field_id: path_to(schema, field_id) for field_id in field_ids}
+        self.counts = dict.fromkeys(field_ids, 0)
 
     def add(self, rows: pa.Table) -> None:
         """Count the NaNs of one row group."""
         for field_id, path in self._paths.items():
-            seen = pc.sum(pc.is_nan(column_at(rows, path)), min_count=0)
-            self.counts[field_id] += seen.as_py()
+            count = pc.sum(pc.is_nan(column_at(rows, path)), min_count=0)
+            self.counts[field_id] += count.as_py()
 
 
 def file_metrics(footer: Any, plan: list[ParquetLeaf], nans: Mapping[int, int]) -> dict[str, Any]:
-    """Put together the metrics of one file, in the form of Iceberg's ContentFileParser."""
+    """Return the metrics of one file as Iceberg's ContentFileParser reads them."""
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     sizes: dict[int, int] = {}
     values: dict[int, int] = {}
     nulls: dict[int, int] = {}
     lower: dict[int, str] = {}
     upper: dict[int, str] = {}
-    for position, leaf in enumerate(plan):
+    for index, leaf in enumerate(plan):
         if leaf.mode is None:
             continue
-        chunks = [group.column(position) for group in groups]
+        chunks = [group.column(index) for group in groups]
         sizes[leaf.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
         if leaf.repeated:
             continue
         statistics = [chunk.statistics for chunk in chunks]
         values[leaf.field_id] = sum(chunk.num_values for chunk in chunks)
-        nulls[leaf.field_id] = sum(found.null_count for found in statistics)
+        nulls[leaf.field_id] = sum(s.null_count for s in statistics)
         if leaf.mode:
             low, high = _bounds(statistics, leaf)
             if low is not None:
@@ -115,7 +116,7 @@ def file_metrics(footer: Any, plan: list[ParquetLeaf], nans: Mapping[int, int]) 
 def content_json(
     path: str, size: int, spec_id: int, order_id: int, partition: list[Any], metrics: dict[str, Any]
 ) -> str:
-    """Write a DataFile as JSON; NaN as a partition value comes out as the bare word NaN."""
+    """Return a DataFile as Iceberg's JSON; NaN as a partition value is the bare word NaN."""
     file = {
         "spec-id": spec_id,
         "content": "data",
@@ -138,18 +139,19 @@ def _offset(first_column: Any) -> int:
 
 
 def _bounds(statistics: list[Any], leaf: ParquetLeaf) -> tuple[bytes | None, bytes | None]:
-    known = [found for found in statistics if found.has_min_max]
+    """Return the lower and the upper bound of a column over all row groups, as Iceberg's bytes."""
+    known = [s for s in statistics if s.has_min_max]
     # Arrow drops bounds over 4 KiB; without those of every group nothing may be claimed.
-    lost = any(found.num_values and not found.has_min_max for found in statistics)
-    if not known or (lost and not leaf.floating):
+    is_lost = any(s.num_values and not s.has_min_max for s in statistics)
+    if not known or (is_lost and not leaf.floating):
         return None, None
-    read, write = _codec(leaf.kind)
-    low = min(read(found.min_raw) for found in known)
-    high = max(read(found.max_raw) for found in known)
+    read, write = _codec(leaf.iceberg_type)
+    low = min(read(s.min_raw) for s in known)
+    high = max(read(s.max_raw) for s in known)
     assert leaf.mode is not None
-    if isinstance(leaf.kind, t.StringType):
+    if isinstance(leaf.iceberg_type, t.StringType):
         return low_text(low, leaf.mode), high_text(high, leaf.mode)
-    if isinstance(leaf.kind, t.BinaryType):
+    if isinstance(leaf.iceberg_type, t.BinaryType):
         return low[: leaf.mode], high_bytes(high, leaf.mode)
     return write(low), write(high)
 
@@ -160,7 +162,7 @@ def low_text(value: bytes, length: int) -> bytes:
 
 
 def high_text(value: bytes, length: int) -> bytes | None:
-    """Give text of at most `length` characters that is not below the value, if there is any."""
+    """Return text of at most `length` characters that is not below the value, if there is any."""
     text = value.decode()
     if len(text) <= length:
         return value
@@ -173,22 +175,22 @@ def high_text(value: bytes, length: int) -> bytes | None:
 
 
 def high_bytes(value: bytes, length: int) -> bytes | None:
-    """Give at most `length` bytes that are not below the value, if there are any."""
+    """Return at most `length` bytes that are not below the value, if there are any."""
     if len(value) <= length:
         return value
     kept = value[:length].rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
-def _codec(kind: t.PrimitiveType) -> tuple[Callable[[Any], Any], Callable[[Any], bytes]]:
-    """Ways from Parquet's raw statistics to something comparable, and on to Iceberg's bytes."""
-    if isinstance(kind, t.DecimalType):
+def _codec(iceberg_type: t.PrimitiveType) -> tuple[Callable[[Any], Any], Callable[[Any], bytes]]:
+    """Return functions that read Parquet's raw statistics and write values as Iceberg's bytes."""
+    if isinstance(iceberg_type, t.DecimalType):
         return _unscaled, _big_endian
-    form = _FORMS.get(type(kind))
-    return _same, struct.Struct(form).pack if form else _same
+    layout = _LAYOUTS.get(type(iceberg_type))
+    return _same, struct.Struct(layout).pack if layout else _same
 
 
-_FORMS: dict[type[t.IcebergType], str] = {
+_LAYOUTS: dict[type[t.IcebergType], str] = {  # of `struct`
     t.BooleanType: "<?",
     t.IntegerType: "<i",
     t.DateType: "<i",

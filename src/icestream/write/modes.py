@@ -1,4 +1,4 @@
-"""How much Iceberg wants to know of each column: `write.metadata.metrics.*` resolved."""
+"""Metrics modes: what Iceberg keeps of each column, by `write.metadata.metrics.*`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ _COLUMN = _PREFIX + "column."
 
 
 def modes(schema: Schema, order: SortOrder, properties: Mapping[str, str]) -> dict[int, Mode]:
-    """Choose a mode for every primitive column, as Iceberg's MetricsConfig.forTable does."""
+    """Return the mode of every primitive column, as Iceberg's MetricsConfig.forTable does."""
     ids = list(_primitives(schema.as_struct()))
     default = _parse(properties.get(_PREFIX + "default"), _DEFAULT)
     chosen: dict[int, Mode] = dict.fromkeys(ids, default)
@@ -28,8 +28,8 @@ def modes(schema: Schema, order: SortOrder, properties: Mapping[str, str]) -> di
         limit = limit if limit >= 0 else 100
         if len(ids) > limit:
             default = None
-            within = set(ids[:limit])
-            chosen = {field_id: _DEFAULT if field_id in within else None for field_id in ids}
+            first_ids = set(ids[:limit])
+            chosen = {field_id: _DEFAULT if field_id in first_ids else None for field_id in ids}
     for field in order.fields:  # a sorted column is worth its bounds
         if field.source_id in chosen and not isinstance(field.transform, tr.BucketTransform):
             chosen[field.source_id] = default or _DEFAULT
@@ -44,22 +44,22 @@ def _parse(text: str | None, fallback: Mode) -> Mode:
     if text is None:
         return fallback
     word = text.strip().lower()
-    named: dict[str, Mode] = {"none": None, "counts": 0, "full": FULL}
-    if word in named:
-        return named[word]
-    cut = re.fullmatch(r"truncate\(([0-9]+)\)", word)
-    return int(cut[1]) if cut and int(cut[1]) > 0 else fallback
+    words: dict[str, Mode] = {"none": None, "counts": 0, "full": FULL}
+    if word in words:
+        return words[word]
+    match = re.fullmatch(r"truncate\(([0-9]+)\)", word)
+    return int(match[1]) if match and int(match[1]) > 0 else fallback
 
 
-def _primitives(kind: t.IcebergType) -> Iterable[int]:
-    """Ids of primitive columns, those of a struct before those further down."""
+def _primitives(iceberg_type: t.IcebergType) -> Iterable[int]:
+    """Yield the ids of primitive columns, those of a struct before those further down."""
     fields: tuple[t.NestedField, ...] = ()
-    if isinstance(kind, t.StructType):
-        fields = kind.fields
-    elif isinstance(kind, t.ListType):
-        fields = (kind.element_field,)
-    elif isinstance(kind, t.MapType):
-        fields = (kind.key_field, kind.value_field)
+    if isinstance(iceberg_type, t.StructType):
+        fields = iceberg_type.fields
+    elif isinstance(iceberg_type, t.ListType):
+        fields = (iceberg_type.element_field,)
+    elif isinstance(iceberg_type, t.MapType):
+        fields = (iceberg_type.key_field, iceberg_type.value_field)
     yield from (f.field_id for f in fields if f.field_type.is_primitive)
     for field in fields:
         yield from _primitives(field.field_type)

@@ -27,19 +27,19 @@ _LEVELS = {"zstd": 1}
 
 
 def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Turn `write.parquet.*` into pyarrow's options, with Iceberg's defaults."""
-    named = properties.get("write.parquet.compression-codec", "zstd").lower()
-    codec = _CODECS.get(named, named)
+    """Return pyarrow's options for `write.parquet.*`, with Iceberg's defaults."""
+    codec_name = properties.get("write.parquet.compression-codec", "zstd").lower()
+    codec = _CODECS.get(codec_name, codec_name)
     if codec not in _KNOWN:
         raise ConfigError(
-            f"write.parquet.compression-codec: {named} is not known here",
+            f"write.parquet.compression-codec: {codec_name} is not known here",
             hint="use zstd, gzip, snappy, lz4, brotli or uncompressed",
         )
     level = properties.get("write.parquet.compression-level", _LEVELS.get(codec))
-    leveled = level is not None and codec in ("zstd", "gzip", "brotli")
+    has_levels = codec in ("zstd", "gzip", "brotli")
     return {
         "compression": codec,
-        "compression_level": int(level) if leveled and level is not None else None,
+        "compression_level": int(level) if has_levels and level is not None else None,
         "data_page_size": _number(properties, "page-size-bytes", MB),
         "dictionary_pagesize_limit": _number(properties, "dict-size-bytes", 2 * MB),
         "max_rows_per_page": _number(properties, "page-row-limit", 20_000),
@@ -54,7 +54,7 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
 
 
 class DataFileWriter:
-    """The data files of one task attempt, written one after the other."""
+    """Writes the data files of one task attempt, one after the other."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class DataFileWriter:
         self.staged: list[StagedFile] = []
 
     def begin(self, partition: OutputPartition, order_id: int) -> None:
-        """End the file that is open; rows from here on are this partition's, in this order."""
+        """End the open file; rows from here on belong to this partition, in this sort order."""
         self.end()
         self._partition, self._order_id = partition, order_id
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows; they reach the file a row group at a time."""
+        """Write rows; they reach the file a row group at a time."""
         for piece, size in split(rows, self.row_group):
             self._pending.append(piece)
             self._pending_bytes += size
@@ -113,7 +113,7 @@ class DataFileWriter:
         self.staged.append(StagedFile(file.path, metrics["record-count"], size, entry))
 
     def abort(self) -> None:
-        """Let go of the file that is open; what is written stays, as an orphan."""
+        """Close the open file after an error; what is written stays, as an orphan."""
         self._pending = []
         if self._open is not None:
             self._open.close()
@@ -131,7 +131,7 @@ class DataFileWriter:
 
     @contextmanager
     def _translate_storage_errors(self) -> Iterator[None]:
-        """Say plainly what storage refuses, and give back the room that this attempt has taken."""
+        """Context manager: turn an OSError into StorageFailed, and delete this attempt's files."""
         try:
             yield
         except OSError as failure:
@@ -163,7 +163,7 @@ class DataFileWriter:
 
 
 class _OpenDataFile:
-    """The one data file that is being written."""
+    """The data file that is being written."""
 
     def __init__(self, path: str, sink: Any, writer: Any, nans: NanCounter) -> None:
         self.path = path
@@ -183,7 +183,7 @@ class _OpenDataFile:
         return size, file_metrics(self._writer.writer.metadata, plan, self._nans.counts)
 
     def close(self) -> None:
-        with suppress(OSError, pa.ArrowException):  # most likely it is why we were told to stop
+        with suppress(OSError, pa.ArrowException):  # most likely it is why `abort` was called
             self._writer.close()
         with suppress(OSError, pa.ArrowException):
             self._sink.close()

@@ -1,4 +1,4 @@
-"""Rows brought together by partition: transforms, partition numbers and a stable order."""
+"""Groups rows by table partition: transforms, partition numbers and a stable order."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _ORIGIN = {"_src_topic": "topic", "_src_partition": "partition", "_src_offset": 
 
 
 class PartitionLimitExceeded(Exception):
-    """Rows of more partitions than a commit may write: how many, and where the outermost are."""
+    """A batch has rows of more partitions than a commit may write; `where` says between which."""
 
     def __init__(self, count: int, most: int, where: str) -> None:
         super().__init__(f"{count} partitions, {where}")
@@ -33,7 +33,7 @@ class PartitionLimitExceeded(Exception):
 
 
 def most_partitions(properties: Mapping[str, str]) -> int:
-    """How many partitions one commit may write to a table with these properties."""
+    """Return how many partitions one commit may write to a table with these properties."""
     return int(properties.get(_PROPERTY, MOST_PARTITIONS))
 
 
@@ -62,14 +62,14 @@ def transformed(
         return pa.nulls(rows.num_rows)  # the source column may be gone
     if not path or isinstance(transform, tr.UnknownTransform):
         raise TableRefused(f"cannot compute {transform!r} of the column with id {source_id}")
-    kind, column = schema.find_type(source_id), column_at(rows, path)
+    iceberg_type, column = schema.find_type(source_id), column_at(rows, path)
     if isinstance(transform, tr.IdentityTransform):
         return plain(column)
     if isinstance(transform, tr.DayTransform):
         return column.cast(pa.date32(), safe=False)  # pyiceberg-core errs at midnights before 1970
-    if isinstance(transform, tr.TruncateTransform) and isinstance(kind, t.BinaryType):
+    if isinstance(transform, tr.TruncateTransform) and isinstance(iceberg_type, t.BinaryType):
         return pc.binary_slice(column, 0, transform.width)  # pyiceberg-core lacks it
-    return transform.pyarrow_transform(kind)(column)
+    return transform.pyarrow_transform(iceberg_type)(column)
 
 
 class Partitioner:
@@ -77,24 +77,24 @@ class Partitioner:
 
     def __init__(self, schema: Schema, spec: PartitionSpec, most: int = MOST_PARTITIONS) -> None:
         self._schema, self._spec, self._most = schema, spec, most
-        self._kinds = [self._kind(field) for field in spec.fields]
+        self._types = [self._result_type(field) for field in spec.fields]
         self._numbers: dict[str, int] = {}
         self.partitions: list[OutputPartition] = []
 
     def group(self, rows: pa.RecordBatch) -> PartitionGrouping:
         """Find the partition of every row; rows of a partition keep their order.
 
-        Raises Scattered at too many of them, before each costs memory and a file.
+        Raises PartitionLimitExceeded at too many partitions, before each costs memory and a file.
         """
         columns = [
             transformed(rows, self._schema, f.source_id, f.transform) for f in self._spec.fields
         ]
         codes, firsts = _codes(columns, rows.num_rows)
         if len(firsts) > self._most:
-            raise self._scattered(len(firsts), rows, columns)
+            raise self._limit_exceeded(len(firsts), rows, columns)
         numbers = self._number([column.take(pa.array(firsts)) for column in columns])[codes]
         if len(self.partitions) > self._most:
-            raise self._scattered(len(self.partitions), rows, columns)
+            raise self._limit_exceeded(len(self.partitions), rows, columns)
         if len(self.partitions) <= 1 << 16:
             numbers = numbers.astype(np.uint16)  # sorted in linear time
         order = np.argsort(numbers, kind="stable")
@@ -106,53 +106,58 @@ class Partitioner:
         return PartitionGrouping(order, ranges)
 
     def _number(self, columns: list[pa.Array]) -> NDArray[np.int64]:
-        """Number distinct partitions, given one row of values for each; NaN equals NaN here."""
-        written = [json_values(c, kind) for c, kind in zip(columns, self._kinds, strict=True)]
+        """Number distinct partitions, given one row of values for each."""
+        value_columns = [
+            json_values(c, type_) for c, type_ in zip(columns, self._types, strict=True)
+        ]
         numbers = []
-        for values in zip(*written, strict=True):
+        for values in zip(*value_columns, strict=True):
+            # As text, so that NaN is the same partition as NaN.
             number = self._numbers.setdefault(json.dumps(values), len(self.partitions))
             if number == len(self.partitions):
                 self.partitions.append(self._partition(list(values)))
             numbers.append(number)
         return np.array(numbers, dtype=np.int64)
 
-    def _scattered(
+    def _limit_exceeded(
         self, count: int, rows: pa.RecordBatch, columns: list[pa.Array]
     ) -> PartitionLimitExceeded:
-        """The lowest and the highest value of the column that varies most, and their records."""
-        widest = max(range(len(columns)), key=lambda at: len(columns[at].unique()))
-        column, kind, field = columns[widest], self._kinds[widest], self._spec.fields[widest]
+        """Return the error, with the outermost values of the column that varies most."""
+        widest = max(range(len(columns)), key=lambda index: len(columns[index].unique()))
+        column, result_type = columns[widest], self._types[widest]
+        field = self._spec.fields[widest]
         order = pc.array_sort_indices(column)  # nulls at the end
         ends = order.take(pa.array([0, max(0, len(column) - column.null_count - 1)]))
-        values = json_values(column.take(ends), kind)
+        values = json_values(column.take(ends), result_type)
         first, last = (
-            partition_folder(field.name, field.transform, kind, value) + _origin(rows, at.as_py())
-            for value, at in zip(values, ends, strict=True)
+            partition_folder(field.name, field.transform, result_type, value)
+            + _origin(rows, row.as_py())
+            for value, row in zip(values, ends, strict=True)
         )
         return PartitionLimitExceeded(count, self._most, f"from {first} to {last}")
 
     def _partition(self, values: list[Any]) -> OutputPartition:
         folders = (
-            partition_folder(field.name, field.transform, kind, value)
-            for field, kind, value in zip(self._spec.fields, self._kinds, values, strict=True)
+            partition_folder(field.name, field.transform, type_, value)
+            for field, type_, value in zip(self._spec.fields, self._types, values, strict=True)
         )
         return OutputPartition(values, "/".join(folders))
 
-    def _kind(self, field: PartitionField) -> t.IcebergType:
+    def _result_type(self, field: PartitionField) -> t.IcebergType:
         if isinstance(field.transform, tr.VoidTransform):
             return t.UnknownType()
         return field.transform.result_type(self._schema.find_type(field.source_id))
 
 
-def _origin(rows: pa.RecordBatch, at: int) -> str:
-    """Where a row came from, if it says so."""
+def _origin(rows: pa.RecordBatch, row: int) -> str:
+    """Return the topic, partition and offset of a row, as far as the table has them."""
     names = [name for name in _ORIGIN if name in rows.schema.names]
-    told = ", ".join(f"{_ORIGIN[name]} {rows.column(name)[at].as_py()}" for name in names)
-    return f" ({told})" if told else ""
+    origin = ", ".join(f"{_ORIGIN[name]} {rows.column(name)[row].as_py()}" for name in names)
+    return f" ({origin})" if origin else ""
 
 
 def _codes(columns: list[pa.Array], rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number the distinct tuples of the columns, with the first row of each."""
+    """Number the distinct tuples of the columns; returns each row's, and the first row of each."""
     codes = np.zeros(rows, dtype=np.int64)
     for column in columns:
         encoded = column.dictionary_encode(null_encoding="encode")
@@ -165,7 +170,7 @@ def _codes(columns: list[pa.Array], rows: int) -> tuple[NDArray[np.int64], NDArr
 
 
 def partitions_refusal(table: str, count: int, most: int, where: str) -> IcestreamError:
-    """The error for a batch that would make more partitions than a commit may write."""
+    """Return the error for a batch that would make more partitions than a commit may write."""
     return errors.TooManyPartitions(
         f"table `{table}`: a batch has rows for {count:,} partitions or more, "
         f"and a commit may write {most:,}",

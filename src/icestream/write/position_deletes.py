@@ -1,4 +1,4 @@
-"""Position deletes: which rows of which data files die, as files that every engine reads."""
+"""Writes position-delete files: which rows of which data files are deleted, for every engine."""
 
 import base64
 import json
@@ -22,60 +22,64 @@ SCHEMA = pa.schema(
     ]
 )
 # A delete file for one data file is read with that file alone; one for many is read with each of
-# them. But each is a file: with few rows to delete, in all or in a data file, or many data files
-# with more, one a partition is the lesser evil.
+# them. But each is one more file. So data files share one a partition, unless there are many
+# deleted rows in all and in the data file, and few such data files.
 MOST_SCOPED = 16
-_FEW_ROWS = 10_000  # are read as quickly as one more file is opened; of one data file, a tenth
+_FEW_ROWS = 10_000  # in all: read as quickly as one more file is opened. In a data file: a tenth
 
 DeletedPositions = Mapping[str, NDArray[np.int64]]
 
 
 def merge_positions(parts: Iterable[DeletedPositions]) -> dict[str, NDArray[np.int64]]:
-    """The positions of all parts, sorted, each once."""
-    found: dict[str, list[NDArray[np.int64]]] = {}
+    """Join the deleted positions that several tasks reported: sorted, each once."""
+    by_file: dict[str, list[NDArray[np.int64]]] = {}
     for part in parts:
         for path, positions in part.items():
-            found.setdefault(path, []).append(positions)
-    return {path: np.unique(np.concatenate(some)) for path, some in sorted(found.items())}
+            by_file.setdefault(path, []).append(positions)
+    return {path: np.unique(np.concatenate(arrays)) for path, arrays in sorted(by_file.items())}
 
 
 def write_deletes(
-    dead: DeletedPositions,
-    place_of: Callable[[str], PartitionKey],
+    deleted: DeletedPositions,
+    partition_of: Callable[[str], PartitionKey],
     target: StageTarget,
     attempt: str,
 ) -> list[StagedFile]:
-    """Write files in the partition of the rows that die, wherever their new rows are."""
-    by_place: dict[PartitionKey, list[str]] = {}
-    for path in dead:
-        by_place.setdefault(place_of(path), []).append(path)
-    alone = _files_with_own_deletes(dead)
+    """Write delete files, in the partitions of the deleted rows; `partition_of` knows these.
+
+    The new rows of the same keys may be in other partitions.
+    """
+    by_partition: dict[PartitionKey, list[str]] = {}
+    for path in deleted:
+        by_partition.setdefault(partition_of(path), []).append(path)
+    scoped_paths = _files_with_own_deletes(deleted)
     staged: list[StagedFile] = []
-    for place, paths in by_place.items():
-        together = [path for path in paths if path not in alone]
-        own = [[path] for path in paths if path in alone]
-        for some in [*own, together] if together else own:
+    for partition, paths in by_partition.items():
+        groups = [[path] for path in paths if path in scoped_paths]
+        if shared := [path for path in paths if path not in scoped_paths]:
+            groups.append(shared)
+        for group in groups:
             name = f"{target.file_prefix}-{attempt}-{len(staged):05d}-deletes.parquet"
             location = f"{target.data_location.rstrip('/')}/{name}"
-            staged.append(_write(location, place, some, dead))
+            staged.append(_write(location, partition, group, deleted))
     return staged
 
 
-def _files_with_own_deletes(dead: DeletedPositions) -> set[str]:
-    """Data files that get a delete file of their own."""
-    if sum(map(len, dead.values())) <= _FEW_ROWS:
+def _files_with_own_deletes(deleted: DeletedPositions) -> set[str]:
+    """Return the data files that get a delete file of their own."""
+    if sum(map(len, deleted.values())) <= _FEW_ROWS:
         return set()
-    found = {path for path, positions in dead.items() if len(positions) > _FEW_ROWS // 10}
-    return found if len(found) <= MOST_SCOPED else set()
+    paths = {path for path, positions in deleted.items() if len(positions) > _FEW_ROWS // 10}
+    return paths if len(paths) <= MOST_SCOPED else set()
 
 
 def _write(
-    location: str, place: PartitionKey, paths: Sequence[str], dead: DeletedPositions
+    location: str, partition: PartitionKey, paths: Sequence[str], deleted: DeletedPositions
 ) -> StagedFile:
-    counts = [len(dead[path]) for path in paths]
+    counts = [len(deleted[path]) for path in paths]
     numbers = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     names = pa.DictionaryArray.from_arrays(numbers, pa.array(paths, pa.string()))
-    rows = pa.table([names, np.concatenate([dead[path] for path in paths])], schema=SCHEMA)
+    rows = pa.table([names, np.concatenate([deleted[path] for path in paths])], schema=SCHEMA)
     system, path = filesystem(location)
     system.create_dir(path.rpartition("/")[0], recursive=True)
     with system.open_output_stream(path) as sink:
@@ -89,11 +93,11 @@ def _write(
         )
         size = sink.tell()
     facts = {
-        "spec-id": place.spec_id,
+        "spec-id": partition.spec_id,
         "content": "position-deletes",
         "file-path": location,
         "file-format": "parquet",
-        "partition": list(place.partition),
+        "partition": list(partition.partition),
         "file-size-in-bytes": size,
         "record-count": rows.num_rows,
         # Whole paths: readers skip a file by them, and by equal ones know that it is for one file.
@@ -106,14 +110,16 @@ def _write(
 
 
 def pack_positions(positions: NDArray[np.int64]) -> str:
-    """Positions for the way to the driver: sorted, as differences, compressed."""
-    steps = np.diff(np.sort(positions), prepend=0).astype("<u4")
-    small = pa.compress(steps.tobytes(), codec="zstd", asbytes=True)
-    return f"{len(steps)}:{base64.b85encode(small).decode()}"
+    """Encode positions as text for a task's report: sorted, as differences, compressed."""
+    differences = np.diff(np.sort(positions), prepend=0).astype("<u4")
+    packed = pa.compress(differences.tobytes(), codec="zstd", asbytes=True)
+    return f"{len(differences)}:{base64.b85encode(packed).decode()}"
 
 
 def unpack_positions(text: str) -> NDArray[np.int64]:
-    """On the driver."""
-    count, _, small = text.partition(":")
-    steps = pa.decompress(base64.b85decode(small), int(count) * 4, codec="zstd", asbytes=True)
-    return np.cumsum(np.frombuffer(steps, dtype="<u4").astype(np.int64))
+    """Undo `pack_positions`: on the driver, before it writes position-delete files."""
+    count, _, packed = text.partition(":")
+    differences = pa.decompress(
+        base64.b85decode(packed), int(count) * 4, codec="zstd", asbytes=True
+    )
+    return np.cumsum(np.frombuffer(differences, dtype="<u4").astype(np.int64))

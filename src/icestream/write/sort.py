@@ -1,4 +1,4 @@
-"""A table's sort order over Arrow rows, with Iceberg's places for null and NaN."""
+"""Sorts Arrow rows by a table's sort order, with null and NaN where Iceberg puts them."""
 
 import json
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class SortOrder:
         return cls(order["order-id"], tuple(f for f in fields if not _is_void(f)))
 
     def indices(self, rows: pa.RecordBatch, schema: Schema) -> pa.Array:
-        """Positions of the rows in sorted order; equal rows keep theirs."""
+        """Return the indices of the rows in sorted order; equal rows keep their order."""
         columns: list[pa.Array] = []
         directions: list[str] = []
         for field in self.fields:
@@ -58,7 +58,7 @@ class SortOrder:
                 directions.append(field.direction)
             columns.append(key)
             directions.append(field.direction)
-        names = [str(position) for position in range(len(columns))]
+        names = [str(index) for index in range(len(columns))]
         keys = pa.RecordBatch.from_arrays(columns, names=names)
         return pc.sort_indices(keys, sort_keys=list(zip(names, directions, strict=True)))
 

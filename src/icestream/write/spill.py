@@ -1,4 +1,4 @@
-"""Runs of rows ordered by partition: in memory, or on disk in files that nobody else can see."""
+"""Runs of rows ordered by partition: in memory, or on disk in files without a name."""
 
 import os
 import tempfile
@@ -18,30 +18,30 @@ class PartitionedRun(Protocol):
     """Rows of many partitions, asked for by partition number in rising order."""
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Give the rows of a partition in pieces; none if it has none here."""
+        """Yield the rows of a partition in pieces; none if it has none in this run."""
 
     def close(self) -> None:
-        """Let go of memory or disk."""
+        """Release memory or disk."""
 
 
 class MemoryRun:
-    """The newest rows, which never had to leave memory."""
+    """A run of the rows that came last, which never had to leave memory."""
 
     def __init__(self, rows: pa.RecordBatch, grouping: PartitionGrouping) -> None:
         self._rows, self._grouping = rows, grouping
         self._step = rows_per_piece(rows)
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Gather the rows of a partition."""
+        """Yield the rows of a partition, gathered from the batch."""
         start, stop = self._grouping.ranges.get(number, (0, 0))
         return pieces(self._rows, self._grouping.order[start:stop], self._step)
 
     def close(self) -> None:
-        """Nothing to let go: memory goes with the object."""
+        """Nothing to release: memory goes with the object."""
 
 
 class SpilledRun:
-    """Rows in an Arrow file that has no name, so that even a killed task leaves nothing behind."""
+    """A run in an Arrow file that has no name, so that even a killed task leaves nothing behind."""
 
     def __init__(self, rows: pa.RecordBatch, grouping: PartitionGrouping) -> None:
         self._ranges, self._step = grouping.ranges, rows_per_piece(rows)
@@ -58,7 +58,7 @@ class SpilledRun:
             raise _refused(error) from error
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a partition; messages are read once if asked in rising order."""
+        """Yield the rows of a partition; asked in rising order, each message is read once."""
         start, stop = self._ranges.get(number, (0, 0))
         while start < stop:
             piece = self._piece(start // self._step)
@@ -78,12 +78,12 @@ class SpilledRun:
 
 
 def rows_per_piece(rows: pa.RecordBatch, size: int = PIECE_BYTES) -> int:
-    """Rows that make up about `size` bytes, given rows like these."""
+    """Return how many rows like these make up about `size` bytes."""
     return max(1, int(size * rows.num_rows // max(1, rows.nbytes)))
 
 
 def split(rows: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Cut a batch into slices of about `size` bytes, each with its own size."""
+    """Yield slices of a batch of about `size` bytes, each with its size in bytes."""
     total = rows.nbytes
     if total <= size:
         yield rows, total
@@ -97,13 +97,16 @@ def split(rows: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch, int
 def pieces(
     rows: pa.RecordBatch, order: "NDArray[Any] | pa.Array", step: int
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows in another order, without ever holding a second copy of all of them."""
+    """Yield the rows in another order, without ever holding a second copy of all of them."""
     for start in range(0, len(order), step):
         yield rows.take(pa.array(order[start : start + step]))
 
 
 def unnamed_file() -> IO[bytes]:
-    """A file that even a killed task leaves nothing of; raises StorageFailed."""
+    """Open a file without a name, of which even a killed task leaves nothing.
+
+    Raises StorageFailed.
+    """
     try:
         return tempfile.TemporaryFile(prefix="icestream-spill-", dir=_folder())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Arrow batches in, staged data files of an Iceberg table out: runs inside a Spark task."""
+"""Stages Arrow batches as data files of an Iceberg table; runs inside a Spark task."""
 
 import pyarrow as pa
 from pyiceberg.partitioning import PartitionSpec
@@ -28,8 +28,9 @@ NO_PARTITION = OutputPartition([], "")
 class Stager:
     """Writes the rows of one task attempt for one table, in bounded memory.
 
-    Plain tables stream. Partitioned or sorted ones are gathered up to `memory_bytes`, put aside
-    on disk in runs ordered by partition, and written partition by partition at the end.
+    Rows of plain tables are written as they come, those of sorted ones in parts of `memory_bytes`.
+    Those of partitioned tables wait on disk, in runs ordered by partition, and are written
+    partition by partition at the end.
     """
 
     def __init__(self, target: StageTarget, attempt: str, memory_bytes: int = 128 * MB) -> None:
@@ -37,7 +38,7 @@ class Stager:
         self._arrow = arrow_schema(self._schema)
         self._order = SortOrder.parse(target.sort_order_json)
         spec = PartitionSpec.model_validate_json(target.spec_json)
-        self._partitioned = bool(spec.fields)
+        self._is_partitioned = bool(spec.fields)
         most = most_partitions(target.properties)
         self._partitioner = Partitioner(self._schema, spec, most)
         plan = leaves(self._schema, self._order, target.properties)
@@ -52,10 +53,10 @@ class Stager:
     @property
     def keeps_order(self) -> bool:
         """Whether the files have the rows in the order in which they were given."""
-        return not self._partitioned and not self._order.fields
+        return not self._is_partitioned and not self._order.fields
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows that have the table's columns; raises Scattered at too many partitions."""
+        """Write rows that have the table's columns; raises PartitionLimitExceeded."""
         if not batch.num_rows:
             return
         batch = conform_to(batch, self._arrow)
@@ -69,8 +70,8 @@ class Stager:
                 self._spill_or_write()
 
     def finish(self) -> list[StagedFile]:
-        """Write what is still held and name the finished files."""
-        if self._buffer and not self._partitioned:
+        """Write what is still held; returns the finished files."""
+        if self._buffer and not self._is_partitioned:
             self._write_sorted(self._take_buffer(), NO_PARTITION)
         elif self._buffer:
             rows = self._take_buffer()
@@ -82,14 +83,14 @@ class Stager:
         return self._files.staged
 
     def abort(self) -> None:
-        """Let go of files and memory; staged files stay, as orphans that no snapshot names."""
+        """Close files and release memory; staged files stay, as orphans that no snapshot names."""
         self._buffer = []
         self._close_runs()
         self._files.abort()
 
     def _spill_or_write(self) -> None:
         rows = self._take_buffer()
-        if self._partitioned:
+        if self._is_partitioned:
             self._runs.append(SpilledRun(rows, self._partitioner.group(rows)))
         else:
             self._write_sorted(rows, NO_PARTITION)
@@ -100,7 +101,7 @@ class Stager:
         return rows
 
     def _write_partition(self, number: int, partition: OutputPartition) -> None:
-        """Write a partition from all runs; sorted ones in files that are sorted by themselves."""
+        """Write the rows of a partition from all runs; each sorted file is sorted by itself."""
         held: list[pa.RecordBatch] = []
         size = 0
         if not self._order.fields:

@@ -1,4 +1,4 @@
-"""What a staging task is given and what it hands back: plain facts that travel between machines."""
+"""What a staging task is given and what it returns; both travel between machines."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class StageTarget:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """One finished data file that no snapshot knows yet."""
+    """A finished data or delete file that no snapshot names yet."""
 
     path: str
     records: int
@@ -34,7 +34,7 @@ class StagedFile:
 
 
 def stage_target(metadata: Metadata, file_prefix: str) -> StageTarget:
-    """What a task must know to write data files for this table."""
+    """Return what a task must know to write data files for a table with this metadata."""
     properties = metadata.properties
     location = properties.get("write.data.path") or metadata.location.rstrip("/") + "/data"
     return StageTarget(
