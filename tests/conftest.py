@@ -126,6 +126,7 @@ class Lake:
 
     def run(self, listen: Listener | None = None, **options: Any) -> list[Event]:
         """Run once over what is there; → the events. `listen` is called between the steps."""
+        from icestream.run.options import RunOptions
         from icestream.run.supervisor import run_on
 
         bus, seen = EventBus(), []
@@ -133,8 +134,9 @@ class Lake:
         bus.join(seen.append)
         if listen:
             bus.join(listen)
-        options.setdefault("once", True)
-        run_on(self.spark, [load(self.file).pipeline], bus, **options)
+        stop = options.pop("stop", None)
+        asked = RunOptions(**{"once": True, **options})
+        run_on(self.spark, [load(self.file).pipeline], bus, asked, stop)
         return seen
 
     @contextmanager

@@ -57,7 +57,7 @@ def contents(data, deletes=(), shared=False):
             paths=pa.array([f"d{at}" for at in range(len(deletes))], pa.string()),
             bytes=np.full(len(deletes), 1000, dtype=np.int64),
             records=np.full(len(deletes), 5, dtype=np.int64),
-            places=np.array([names.index(each) for each in deletes], dtype=np.int64),
+            partition_numbers=np.array([names.index(each) for each in deletes], dtype=np.int64),
             shared=np.full(len(deletes), shared, dtype=np.bool_),
         ),
     )
@@ -101,6 +101,7 @@ def health(
         "orphan_files": 0,
         "rules": rules,
         "contents": held,
+        "due_groups": due,
     }
     return TableHealth(**{**known, **facts})
 

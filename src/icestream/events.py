@@ -26,7 +26,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """All tables are claimed and the stream is about to begin."""
+    """All tables are claimed and the query is about to start."""
 
     run_id: str
     generation: int
@@ -35,7 +35,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class RunStopped(Event):
-    """The stream ended, of itself or because it was asked to."""
+    """The run ended by itself, or because it was asked to stop."""
 
     run_id: str
     reason: str
@@ -43,7 +43,7 @@ class RunStopped(Event):
 
 @dataclass(frozen=True)
 class RunFailed(Event):
-    """The stream ended with an error."""
+    """The run ended with an error."""
 
     run_id: str
     error: str
@@ -52,7 +52,7 @@ class RunFailed(Event):
 
 @dataclass(frozen=True)
 class RunRestarting(Event):
-    """The stream broke, and is begun again after a wait."""
+    """The run failed, and is started again after a wait."""
 
     run_id: str
     attempt: int  # in a row without a commit
@@ -63,14 +63,14 @@ class RunRestarting(Event):
 
 @dataclass(frozen=True)
 class TableCreated(Event):
-    """A table did not exist and does now."""
+    """A table was created."""
 
     table: str
 
 
 @dataclass(frozen=True)
 class SchemaEvolved(Event):
-    """Columns were added to a table."""
+    """Columns were added to a table, or widened."""
 
     table: str
     columns: tuple[str, ...]
@@ -78,7 +78,7 @@ class SchemaEvolved(Event):
 
 @dataclass(frozen=True)
 class IndexFollowed(Event):
-    """The key index of a mirror was built, or brought to where others have moved the table."""
+    """The key index of a mirror was built, or followed what other writers did to the table."""
 
     table: str
     how: str
@@ -86,7 +86,7 @@ class IndexFollowed(Event):
 
 @dataclass(frozen=True)
 class KeyMissing(Event):
-    """The records of an upsert table have no key: all of them are rows."""
+    """The records of an upsert table have no key, so every record becomes a row."""
 
     table: str
 
@@ -104,7 +104,7 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class TableCommitted(Event):
-    """A batch's rows are in the table."""
+    """The rows of a batch were committed to a table."""
 
     table: str
     commit_id: str
@@ -118,14 +118,14 @@ class TableCommitted(Event):
     commit_seconds: float
     attempts: int
     freshness_seconds: float | None  # commit time minus the newest record's timestamp
-    latency_seconds: float | None  # commit time minus the oldest one's: the longest way of any
+    latency_seconds: float | None  # commit time minus the oldest record's timestamp
     lag_records: int
-    lag_seconds: float  # since the newest record that is in, where more are waiting
+    lag_seconds: float  # since the newest committed record of partitions where more are waiting
     partitions: tuple["PartitionState", ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """The fields by name; there may be thousands of partitions."""
-        return {**vars(self), "partitions": [vars(each) for each in self.partitions]}
+        """The fields by name; without `asdict`, which is slow for thousands of partitions."""
+        return {**vars(self), "partitions": [vars(partition) for partition in self.partitions]}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class LossAccepted(Event):
 
 @dataclass(frozen=True)
 class BatchPlanned(Event):
-    """A batch is under way."""
+    """A batch is planned: what is done with each table."""
 
     batch: int
     tables: Mapping[str, str]  # table → verdict
@@ -146,7 +146,7 @@ class BatchPlanned(Event):
 
 @dataclass(frozen=True)
 class TopicUnrouted(Event):
-    """Records of this topic go nowhere: no rule of `tables:` matches it."""
+    """Records of this topic go to no table: no rule of `tables:` matches it."""
 
     topic: str
 
@@ -163,7 +163,7 @@ class CommitRetried(Event):
 
 @dataclass(frozen=True)
 class MaintenanceStarted(Event):
-    """Maintenance has begun to do something to a table."""
+    """An action of maintenance on a table has begun."""
 
     table: str
     action: str
@@ -172,7 +172,7 @@ class MaintenanceStarted(Event):
 
 @dataclass(frozen=True)
 class MaintenanceProgress(Event):
-    """How far it is; the unit is the action's own."""
+    """How far an action of maintenance is; the unit depends on the action."""
 
     table: str
     action: str
@@ -182,7 +182,7 @@ class MaintenanceProgress(Event):
 
 @dataclass(frozen=True)
 class MaintenanceFinished(Event):
-    """It ended, and how; files are of the kind that the action is about."""
+    """An action of maintenance has ended; files are data files, deletes, manifests or snapshots."""
 
     table: str
     action: str
@@ -199,7 +199,7 @@ class MaintenanceFinished(Event):
 
 @dataclass(frozen=True)
 class MaintenanceFailed(Event):
-    """The tables could not be looked at; the stream goes on, and so do later looks."""
+    """The health of tables could not be read; the run goes on, and it is tried again."""
 
     error: str
 
@@ -218,6 +218,6 @@ class EventBus:
         self._listeners.append(listener)
 
     def emit(self, event: Event) -> None:
-        """Tell everyone."""
+        """Call every listener with an event."""
         for listener in self._listeners:
             listener(event)

@@ -44,25 +44,25 @@ NAMES = (
 
 
 class Failpoint(Exception):
-    """What the action `raise` raises."""
+    """Raised by the action `raise`."""
 
 
 @dataclass
 class _ArmedFailpoint:
     act: Callable[[], None]
     probability: float
-    left: int | None  # None: without end
+    times_left: int | None  # None: without limit
 
     def passed(self) -> None:
-        if self.left == 0 or random.random() >= self.probability:  # noqa: S311
+        if self.times_left == 0 or random.random() >= self.probability:  # noqa: S311
             return
-        if self.left is not None:
-            self.left -= 1
+        if self.times_left is not None:
+            self.times_left -= 1
         self.act()
 
 
 def failpoint(name: str) -> None:
-    """Do what this point is armed with."""
+    """Pass a named point: do what the environment says for it, most often nothing."""
     armed = _armed()
     if armed and name in armed:
         armed[name].passed()
@@ -81,9 +81,9 @@ _ACTIONS: dict[str, Callable[[], None]] = {
 
 @functools.cache
 def _armed() -> dict[str, _ArmedFailpoint]:
-    """What the environment says; asked once per process."""
+    """Read the armed failpoints from the environment, once per process."""
     text = os.environ.get(VARIABLE, "")
-    return dict(_parse(each.strip()) for each in text.split(",") if each.strip())
+    return dict(_parse(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _parse(text: str) -> tuple[str, _ArmedFailpoint]:

@@ -1,12 +1,12 @@
 """READ FIRST: one micro-batch, from the source to the commit.
 
-    Pipeline.claim            every table is this run's own, or the start is refused
-    Pipeline.open             open the stream where the markers of the tables stand
+    Pipeline.claim            claim every table for this run, or refuse to start
+    Pipeline.open             open the stream at the nearest marker of the tables
     Pipeline.process          plan ▸ stage (one Spark job) ▸ change tables and again ▸ commit
-    Pipeline.commit_consumed  at a clean stop: how far the quiet tables have come
+    Pipeline.commit_consumed  at a clean stop: commit the positions of tables without rows
 
 The rules are in commit/protocol.py, which is pure; commit/table_commits.py carries them out. What
-a batch does to each table is in batch/: run_tables.py plans, job.py stages (its tasks are
+a batch does to each table is in batch/: run_tables.py plans, spark_job.py stages (its tasks are
 decode_task.py and write_task.py), commit_batch.py commits.
 """
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from icestream import events
 from icestream.batch.commit_batch import BatchCommitter
-from icestream.batch.job import BatchJob, StagedBatch
 from icestream.batch.run_tables import Claimed, RunTables
+from icestream.batch.spark_job import BatchJob, StagedBatch
 from icestream.batch.table_batch import TableBatch
 from icestream.commit.port import CommitFailed, TableChanges
 from icestream.commit.protocol import BatchVerdict
@@ -37,12 +37,12 @@ from icestream.write.staged import discard
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ROUNDS = 12  # planning again after a new column, a new table or somebody else's change
+_MOST_PLANS = 12  # of a batch: again after a new column, a new table, another writer's commit
 _PARALLEL_COMMITS = 4
 
 
 class Pipeline:
-    """One run of one pipeline; made by run/assemble.py, driven by a stream, batch by batch."""
+    """One run of one pipeline; made by run/assemble.py, called by its query for each batch."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Pipeline:
         self.name = name
         self.run_id = run_id
         self.indexes = indexes
-        self.current_range: PositionRange | None = None  # of the batch at work, or that failed
+        self.current_range: PositionRange | None = None  # of the batch under way, or that failed
         self._source = source
         self._tables = tables
         self._changes = changes
@@ -78,7 +78,7 @@ class Pipeline:
     # -- start ---------------------------------------------------------------------------------
 
     def claim(self, accept_loss: bool = False) -> Claimed:
-        """Claim every table in name order; find where the stream has to begin."""
+        """Claim every table in name order, and find the position at which the stream begins."""
         claimed = self._tables.claim(self.run_id, accept_loss)
         self._start = claimed.start
         return claimed
@@ -98,14 +98,14 @@ class Pipeline:
     # -- one batch -----------------------------------------------------------------------------
 
     def process(self, frame: "DataFrame", batch_id: int) -> None:
-        """Bring one range of the source into the tables, each record once."""
-        # 1. The range: what was logged for this batch, never what was seen of it.
+        """Write one range of the source to the tables, each record once."""
+        # 1. The range: what was logged for this batch, never derived from the rows.
         batch = self.current_range = self._batch_range(batch_id)
         failpoint("offsets-logged")
         # 2. The tables that its topics go to; new ones are created and claimed.
         routes = self._tables.routes(batch)
-        for _ in range(_ROUNDS):
-            # 3. Plan: what each table has of the range already, from one look at each.
+        for _ in range(_MOST_PLANS):
+            # 3. Plan: what each table has of the range already, by its current state.
             planned = self._tables.plan(batch, routes)
             due = [part for part in planned if part.plan.verdict is BatchVerdict.COMMIT]
             self._emit(
@@ -125,7 +125,7 @@ class Pipeline:
                 break
         else:
             raise GaveUp(
-                f"pipeline `{self.name}`: batch {batch_id} had to be planned {_ROUNDS} times",
+                f"pipeline `{self.name}`: batch {batch_id} had to be planned {_MOST_PLANS} times",
                 where=describe_range(batch),
                 hint="somebody keeps changing the tables; a restart is safe",
             )
@@ -142,7 +142,7 @@ class Pipeline:
         return PositionRange(start, stop)
 
     def _refuse_bad_batch(self, due: Sequence[TableBatch], staged: StagedBatch) -> None:
-        """Stop before anything is written at what the pipeline file forbids or cannot mean."""
+        """Raise, before anything is committed, if a layout column is missing or a record is bad."""
         for part in due:
             report = staged.reports[part.name]
             missing = laid_out_columns(part.table.design) - set(part.state.metadata.columns)
@@ -165,15 +165,16 @@ class Pipeline:
         for part in due:
             table, report = part.table, staged.reports[part.name]
             new = merge_new_fields(report.requests.new_fields)
+            # Several tasks report the same column.
             wider = list({field.name: field for field in report.requests.widened}.values())
             if new or wider or awaits_layout(table.design, part.state.metadata):
                 changed = True
                 try:
                     self._changes.evolve(table.design, part.state.base, new, wider)
                 except CommitFailed:
-                    continue  # somebody was faster: planning again sees what is there now
+                    continue  # another writer was faster: planning again sees its state
                 failpoint("schema-evolved")
-                columns = tuple(".".join((*each.parent, each.name)) for each in [*new, *wider])
+                columns = tuple(".".join((*field.parent, field.name)) for field in [*new, *wider])
                 if columns:
                     self._emit(events.SchemaEvolved, table=part.name, columns=columns)
             if table.mode.handle_requests(part, report):
@@ -184,25 +185,25 @@ class Pipeline:
         return changed
 
     def _discard(self, due: Sequence[TableBatch], staged: StagedBatch) -> None:
-        """Remove what was staged for a plan that is given up."""
+        """Delete the files that were staged for a plan that is given up."""
         # No commit was tried with them. After a tried commit staged files are never deleted: it
         # may land late.
         for part in due:
-            of_table = staged.reports[part.name].staged
-            discard([*of_table.files, *of_table.quarantine_files])
+            changes = staged.reports[part.name].staged
+            discard([*changes.files, *changes.quarantine_files])
             part.table.mode.abandon(part)
 
     def _commit(self, due: Sequence[TableBatch], staged: StagedBatch) -> bool:
-        """Commit what was staged, tables beside each other. False: plan again."""
+        """Commit what was staged, several tables at once. False: plan again."""
         self._tables.refuse_recreated_streams(due)
 
         def commit(part: TableBatch) -> bool:
             report, mode = staged.reports[part.name], part.table.mode
             deletes = mode.stage_deletes(part, report)
-            done = self._batch_committer.commit(part, report, staged.seconds, deletes)
+            is_done = self._batch_committer.commit(part, report, staged.seconds, deletes)
             mode.after_commit(report)
             failpoint("between-tables")
-            return done
+            return is_done
 
         # A list, so that every table's commit has ended: `all` on the iterator would return at
         # the first False, with others still at work.
@@ -219,7 +220,7 @@ class Pipeline:
             self._tables.commit_consumed(table)
 
     def explain_failure(self) -> IcestreamError | None:
-        """After a failure: fenced, or something wrong with the source? None: neither."""
+        """After a failure: return the error if fenced, or if the source is at fault; else None."""
         return self._tables.explain_failure()
 
     def shut_down(self) -> None:

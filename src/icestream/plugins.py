@@ -1,4 +1,4 @@
-"""Plug-ins: a registry is a literal dict of import paths, and only what is named is imported."""
+"""Plug-ins: a registry is a dict of names to import paths; only the one named is imported."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,7 +8,7 @@ from icestream.errors import ConfigError, NotBuilt
 
 
 def plugin(kind: str, registry: Mapping[str, str], name: str) -> Any:
-    """The class behind `module:Class`, for `catalog`, `source` or `format` of this type."""
+    """Import the class `module:Class` of this name; `kind` is `catalog`, `source` or `format`."""
     path = registry.get(name)
     if path is None:
         raise NotBuilt(

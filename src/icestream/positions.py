@@ -30,7 +30,7 @@ def max_positions(*several: Positions) -> Positions:
 
 
 def min_positions(*several: Positions) -> Positions:
-    """Per partition, the smallest position; a partition that one does not know is left to it."""
+    """Per partition, the smallest of the positions that are known."""
     return _merge_positions(min, several)
 
 
@@ -39,28 +39,33 @@ def _merge_positions(choose: Callable[[int, int], int], several: Iterable[Positi
     for positions in several:
         for stream, partitions in positions.items():
             into = result.setdefault(stream, {})
-            for number, at in partitions.items():
-                into[number] = choose(into[number], at) if number in into else at
+            for partition, position in partitions.items():
+                known = into.get(partition, position)
+                into[partition] = choose(known, position)
     return result
 
 
 def describe_range(batch: PositionRange) -> str:
-    """A range, for people: `orders/0 120 to 180`."""
+    """Describe a range for people: `orders/0 120 to 180`."""
     return ", ".join(
-        f"{stream}/{number} {batch.start.get(stream, {}).get(number, 0)} to {stop}"
+        f"{stream}/{partition} {batch.start.get(stream, {}).get(partition, 0)} to {stop}"
         for stream, partitions in batch.stop.items()
-        for number, stop in partitions.items()
+        for partition, stop in partitions.items()
     )
 
 
 def flat(positions: Positions) -> dict[tuple[str, int], int]:
-    """By stream and partition."""
-    return {(s, n): at for s, partitions in positions.items() for n, at in partitions.items()}
+    """Return positions by (stream, partition)."""
+    return {
+        (stream, partition): position
+        for stream, partitions in positions.items()
+        for partition, position in partitions.items()
+    }
 
 
 def nested(positions: Mapping[tuple[str, int], int]) -> Positions:
-    """By stream, then by partition."""
-    found: dict[str, dict[int, int]] = {}
-    for (stream, number), at in positions.items():
-        found.setdefault(stream, {})[number] = at
-    return found
+    """Undo `flat`: return positions by stream, then by partition."""
+    result: dict[str, dict[int, int]] = {}
+    for (stream, partition), position in positions.items():
+        result.setdefault(stream, {})[partition] = position
+    return result

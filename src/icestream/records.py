@@ -1,4 +1,4 @@
-"""Records: what every source delivers and every format decodes, whatever they come from."""
+"""The Arrow schema of records, which every source delivers and every format decodes."""
 
 import pyarrow as pa
 

@@ -1,10 +1,10 @@
-"""Pure column rules: (table schema, structure of incoming JSON, rule) → new fields or refusals."""
+"""Schema rules, pure: which fields of incoming JSON a table lacks, and whether it may gain them."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from typing import Literal, TypeAlias
 
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
@@ -26,7 +26,7 @@ from pyiceberg.types import (
 )
 
 Rule: TypeAlias = Literal["evolve", "freeze", "ignore"]
-# What DuckDB's `json_group_structure` says: a type name, [element] or {key: structure}.
+# As DuckDB's `json_group_structure` gives it: a type name, [element] or {key: structure}.
 Structure: TypeAlias = "str | list[Structure] | dict[str, Structure]"
 
 # One object may hold this many names, known and new together. Data that uses ids as keys would
@@ -106,78 +106,58 @@ class NewField:
 
 @dataclass(frozen=True)
 class SchemaComparison:
-    """What a structure asks of a table: fields to add, and dotted names → why they may not be."""
+    """The fields of a structure that a table lacks."""
 
-    new: tuple[NewField, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)
-
-
-def dump_new_fields(fields: Iterable[NewField]) -> str:
-    """Write new fields as JSON text, the form in which a task hands them to the driver."""
-    return json.dumps(
-        [
-            {
-                "parent": f.parent,
-                "name": f.name,
-                "type": json.loads(f.type.model_dump_json()),
-                "doc": f.doc,
-            }
-            for f in fields
-        ]
-    )
+    new: tuple[NewField, ...] = ()  # may be added
+    refused: dict[str, str] = field(default_factory=dict)  # dotted name → why it may not
 
 
-def load_new_fields(text: str) -> list[NewField]:
-    """Read what `dump_new_fields` wrote."""
-    return [
-        NewField(
-            tuple(f["parent"]),
-            f["name"],
-            IcebergType.model_validate_json(json.dumps(f["type"])),
-            f["doc"],
-        )
-        for f in json.loads(text)
-    ]
-
-
-def merge_new_fields(seen: Iterable[Sequence[NewField]]) -> list[NewField]:
-    """Merge what several tasks saw, up to MAX_FIELDS for one parent.
+def merge_new_fields(found: Iterable[Sequence[NewField]]) -> list[NewField]:
+    """Merge what several tasks found, up to MAX_FIELDS for one parent.
 
     Of names that differ only in case the first one stays.
     """
     merged: dict[tuple[tuple[str, ...], str], NewField] = {}
     sizes: Counter[tuple[str, ...]] = Counter()
-    for new in (f for fields in seen for f in fields):
+    for new in chain.from_iterable(found):
         key = (new.parent, new.name.lower())
         old = merged.get(key)
         if old is None and sizes[new.parent] < MAX_FIELDS:
             merged[key] = new
             sizes[new.parent] += 1
         elif old is not None and old.name == new.name:
-            kind = merge_types(old.type, new.type)
-            merged[key] = NewField(new.parent, new.name, kind, old.doc or new.doc)
+            merged_type = merge_types(old.type, new.type)
+            merged[key] = NewField(new.parent, new.name, merged_type, old.doc or new.doc)
     return list(merged.values())
 
 
 def with_new_fields(schema: Schema, new: Iterable[NewField]) -> Schema:
-    """Give the schema that a table has after these fields were added; ids are numbered anew."""
-    whole: IcebergType = schema.as_struct()
+    """Return the schema that a table has once these fields are added; with new ids."""
+    struct: IcebergType = schema.as_struct()
     for each in new:
-        whole = _with_field(whole, each.parent, NestedField(0, each.name, each.type))
-    return assign_fresh_schema_ids(Schema(*whole.fields))  # type: ignore[attr-defined]
+        struct = _with_field(struct, each.parent, NestedField(0, each.name, each.type))
+    return assign_fresh_schema_ids(Schema(*struct.fields))  # type: ignore[attr-defined]
 
 
-def _with_field(kind: IcebergType, parent: tuple[str, ...], new: NestedField) -> IcebergType:
-    match kind:
+def _with_field(
+    iceberg_type: IcebergType, parent: tuple[str, ...], new: NestedField
+) -> IcebergType:
+    match iceberg_type:
         case ListType() if parent:
             return ListType(
-                kind.element_id,
-                _with_field(kind.element_type, parent[1:], new),
-                kind.element_required,
+                iceberg_type.element_id,
+                _with_field(iceberg_type.element_type, parent[1:], new),
+                iceberg_type.element_required,
             )
         case MapType() if parent:
-            value = _with_field(kind.value_type, parent[1:], new)
-            return MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
+            value = _with_field(iceberg_type.value_type, parent[1:], new)
+            return MapType(
+                iceberg_type.key_id,
+                iceberg_type.key_type,
+                iceberg_type.value_id,
+                value,
+                iceberg_type.value_required,
+            )
         case StructType() if parent:
             return StructType(
                 *(
@@ -190,23 +170,23 @@ def _with_field(kind: IcebergType, parent: tuple[str, ...], new: NestedField) ->
                     )
                     if field.name == parent[0]
                     else field
-                    for field in kind.fields
+                    for field in iceberg_type.fields
                 )
             )
         case StructType():
-            return StructType(*kind.fields, new)
-    return kind
+            return StructType(*iceberg_type.fields, new)
+    return iceberg_type
 
 
-def merge_types(one: IcebergType, two: IcebergType) -> IcebergType:
-    """Give the narrowest type that holds both: equal, double, union of structs, else string."""
-    return _number(_merge(_number(one), _number(two)))
+def merge_types(left: IcebergType, right: IcebergType) -> IcebergType:
+    """Return the narrowest type that holds both: equal, double, union of structs, else string."""
+    return _number(_merge(_number(left), _number(right)))
 
 
 def infer(structure: Structure, depth: int = 0) -> IcebergType | None:
-    """Give the type of a new column, or None while only nulls and empty lists were seen."""
-    kind = _infer(structure, depth)
-    return None if kind is None else _number(kind)
+    """Return the type of a new column; None if there are only nulls and empty lists so far."""
+    iceberg_type = _infer(structure, depth)
+    return None if iceberg_type is None else _number(iceberg_type)
 
 
 def structure_of(value: object) -> Structure:
@@ -223,12 +203,12 @@ def structure_of(value: object) -> Structure:
         case dict():
             return {k: structure_of(v) for k, v in value.items()} or "JSON"
         case list():
-            kinds = {json.dumps(s): s for s in map(structure_of, value) if s != "NULL"}
-            types = [t for t in map(infer, kinds.values()) if t is not None]
+            structures = {json.dumps(s): s for s in map(structure_of, value) if s != "NULL"}
+            types = [t for t in map(infer, structures.values()) if t is not None]
             if not types:
                 return ["NULL"]
             same = all(_number(t) == _number(types[0]) for t in types)
-            return [next(iter(kinds.values())) if same else "JSON"]
+            return [next(iter(structures.values())) if same else "JSON"]
     return "VARCHAR"
 
 
@@ -249,26 +229,26 @@ def compare(
         (at, type_at(schema, at), structure)
     ]
     while todo:
-        path, kind, seen = todo.pop(0)
-        if isinstance(kind, ListType) and isinstance(seen, list):
-            todo.append(((*path, "element"), kind.element_type, seen[0]))
-        elif isinstance(kind, MapType) and isinstance(seen, dict):
-            todo += [((*path, "value"), kind.value_type, s) for s in seen.values()]
-        elif isinstance(kind, StructType) and isinstance(seen, dict):
-            known = {f.name: f for f in kind.fields}
+        path, iceberg_type, part = todo.pop(0)
+        if isinstance(iceberg_type, ListType) and isinstance(part, list):
+            todo.append(((*path, "element"), iceberg_type.element_type, part[0]))
+        elif isinstance(iceberg_type, MapType) and isinstance(part, dict):
+            todo += [((*path, "value"), iceberg_type.value_type, s) for s in part.values()]
+        elif isinstance(iceberg_type, StructType) and isinstance(part, dict):
+            known = {f.name: f for f in iceberg_type.fields}
             siblings = {name.lower(): name for name in known}
-            for name, inner in seen.items():
+            for name, inner in part.items():
                 if name in known:
                     todo.append(((*path, name), known[name].field_type, inner))
                     continue
-                if (not path and name in ignored) or (found := infer(inner, len(path))) is None:
+                if (not path and name in ignored) or (new_type := infer(inner, len(path))) is None:
                     continue
                 reason = _refusal(path, name, siblings, taken, rule)
                 if reason:
                     refused[".".join((*path, name))] = reason
                 else:
                     siblings[name.lower()] = name
-                    new.append(NewField(path, name, found))
+                    new.append(NewField(path, name, new_type))
     return SchemaComparison(tuple(merge_new_fields([new])), refused)
 
 
@@ -279,9 +259,9 @@ def judge(
     ignored: frozenset[str] = frozenset(),
     at: tuple[str, ...] = (),
 ) -> dict[str, str | None]:
-    """Judge each unknown name for itself: None where the table may gain it, else why not."""
-    kind = type_at(schema, at)
-    known = {f.name for f in kind.fields} if isinstance(kind, StructType) else set()
+    """Return each unknown name of an object: None if the table may gain it, else why not."""
+    parent = type_at(schema, at)
+    known = {f.name for f in parent.fields} if isinstance(parent, StructType) else set()
     siblings = {name.lower(): name for name in known}
     skipped = known if at else known | ignored
     taken = _paths(schema)
@@ -289,16 +269,16 @@ def judge(
 
 
 def type_at(schema: Schema, path: tuple[str, ...]) -> IcebergType:
-    """Give the type found at an Iceberg path such as ("items", "element", "price")."""
-    kind: IcebergType = schema.as_struct()
+    """Return the type at an Iceberg path such as ("items", "element", "price")."""
+    iceberg_type: IcebergType = schema.as_struct()
     for step in path:
-        if isinstance(kind, ListType):
-            kind = kind.element_type
-        elif isinstance(kind, MapType):
-            kind = kind.value_type
-        elif isinstance(kind, StructType):
-            kind = next(f.field_type for f in kind.fields if f.name == step)
-    return kind
+        if isinstance(iceberg_type, ListType):
+            iceberg_type = iceberg_type.element_type
+        elif isinstance(iceberg_type, MapType):
+            iceberg_type = iceberg_type.value_type
+        elif isinstance(iceberg_type, StructType):
+            iceberg_type = next(f.field_type for f in iceberg_type.fields if f.name == step)
+    return iceberg_type
 
 
 def _paths(schema: Schema) -> set[str]:
@@ -342,26 +322,26 @@ def _infer(structure: Structure, depth: int) -> IcebergType | None:
     if not distinct or not all(0 < len(name) <= MAX_NAME for name in names):
         return StringType()  # no struct can hold these names: keep the object as JSON text
     fields = [(name, _infer(inner, depth + 1)) for name, inner in structure.items()]
-    known = [NestedField(0, name, kind, required=False) for name, kind in fields if kind]
+    known = [NestedField(0, name, inner, required=False) for name, inner in fields if inner]
     return StructType(*known) if known else None
 
 
-def _merge(one: IcebergType, two: IcebergType) -> IcebergType:
-    if one == two:
-        return one
-    if {type(one), type(two)} == {LongType, DoubleType}:
+def _merge(left: IcebergType, right: IcebergType) -> IcebergType:
+    if left == right:
+        return left
+    if {type(left), type(right)} == {LongType, DoubleType}:
         return DoubleType()
-    if isinstance(one, ListType) and isinstance(two, ListType):
-        return ListType(0, _merge(one.element_type, two.element_type), element_required=False)
-    if isinstance(one, StructType) and isinstance(two, StructType):
-        fields = {f.name: f.field_type for f in one.fields}
-        for f in two.fields:
+    if isinstance(left, ListType) and isinstance(right, ListType):
+        return ListType(0, _merge(left.element_type, right.element_type), element_required=False)
+    if isinstance(left, StructType) and isinstance(right, StructType):
+        fields = {f.name: f.field_type for f in left.fields}
+        for f in right.fields:
             old = fields.get(f.name)
             fields[f.name] = f.field_type if old is None else _merge(old, f.field_type)
         if len({name.lower() for name in fields}) < len(fields) or len(fields) > MAX_FIELDS:
             return StringType()
-        return StructType(*(NestedField(0, name, kind) for name, kind in fields.items()))
-    for wide, narrow in ((one, two), (two, one)):
+        return StructType(*(NestedField(0, name, inner) for name, inner in fields.items()))
+    for wide, narrow in ((left, right), (right, left)):
         if is_wider(wide, narrow):
             return wide
     return StringType()
@@ -377,16 +357,25 @@ def is_wider(new: IcebergType, old: IcebergType) -> bool:
     return False
 
 
-def _number(kind: IcebergType, ids: "count[int] | None" = None) -> IcebergType:
+def _number(iceberg_type: IcebergType, ids: "count[int] | None" = None) -> IcebergType:
     """Give every nested field a unique placeholder id, the same for the same shape."""
     ids = ids or count(1)
-    if isinstance(kind, ListType):
-        return ListType(next(ids), _number(kind.element_type, ids), element_required=False)
-    if isinstance(kind, MapType):
+    if isinstance(iceberg_type, ListType):
+        return ListType(next(ids), _number(iceberg_type.element_type, ids), element_required=False)
+    if isinstance(iceberg_type, MapType):
         key, value = next(ids), next(ids)
-        return MapType(key, _number(kind.key_type, ids), value, _number(kind.value_type, ids))
-    if isinstance(kind, StructType):
-        return StructType(
-            *(NestedField(next(ids), f.name, _number(f.field_type, ids)) for f in kind.fields)
+        return MapType(
+            key,
+            _number(iceberg_type.key_type, ids),
+            value,
+            _number(iceberg_type.value_type, ids),
+            value_required=iceberg_type.value_required,
         )
-    return kind
+    if isinstance(iceberg_type, StructType):
+        return StructType(
+            *(
+                NestedField(next(ids), f.name, _number(f.field_type, ids))
+                for f in iceberg_type.fields
+            )
+        )
+    return iceberg_type

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from conformance.stand import Stand
-from icestream.batch import job
+from icestream.batch import spark_job
 from icestream.catalogs import catalog_for
 from icestream.records import RECORDS
 
@@ -68,7 +68,7 @@ def test_a_delete_that_was_staged_is_not_known_before_it_comes(spark, tmp_path, 
             raise Died
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "failpoint", die)
+        patch.setattr(spark_job, "failpoint", die)
         with pytest.raises(Died):
             stand.take(records(3, 6))
     if state != "is kept":

@@ -143,16 +143,17 @@ def goes_on(lake):
 def test_small_files_are_joined_and_the_stream_goes_on(made):
     before, marker = origins(made), made.marker(PAGES)
     result = act(made, ActionKind.REWRITE_DATA_FILES)
-    assert (result.ending, result.files_before, result.files_after) == (Ending.DONE, 6, 1)
-    assert result.bytes_before == sum(f.file_size_in_bytes for f in files_of_parent(made))
-    assert result.bytes_after == files(made)[0].file_size_in_bytes
+    totals = result.totals
+    assert (result.ending, totals.files_before, totals.files_after) == (Ending.DONE, 6, 1)
+    assert result.totals.bytes_before == sum(f.file_size_in_bytes for f in files_of_parent(made))
+    assert result.totals.bytes_after == files(made)[0].file_size_in_bytes
     assert result.seconds > 0
     assert len(files(made)) == 1
     assert origins(made) == before
     assert made.marker(PAGES) == marker
     assert "icestream.commit-id" not in newest(made).summary.additional_properties
     again = act(made, ActionKind.REWRITE_DATA_FILES)
-    assert (again.ending, again.files_before) == (Ending.NOTHING, 0)
+    assert (again.ending, again.totals.files_before) == (Ending.NOTHING, 0)
     assert goes_on(made)
 
 
@@ -175,8 +176,8 @@ def test_only_the_partitions_of_the_groups_and_sorted_as_the_table_is(made):
     assert 0 < len(chosen) < len(groups)
     result = act(made, ActionKind.REWRITE_DATA_FILES, ORDERS, groups=chosen)
     assert result.ending is Ending.DONE
-    assert result.files_before == sum(len(group.files) for group in chosen)
-    assert result.files_after == len(chosen)
+    assert result.totals.files_before == sum(len(group.files) for group in chosen)
+    assert result.totals.files_after == len(chosen)
     left = {file.file_path for file in files(made, ORDERS)}
     kept = {path for group in groups if group not in chosen for path in group.files}
     assert kept < left
@@ -191,8 +192,8 @@ def test_manifests_become_few(made):
     before = origins(made)
     result = act(made, ActionKind.REWRITE_MANIFESTS)
     assert result.ending is Ending.DONE
-    assert result.files_before >= 6
-    assert result.files_after == 1
+    assert result.totals.files_before >= 6
+    assert result.totals.files_after == 1
     assert len(newest(made).manifests(made.table(PAGES).io)) == 1
     assert origins(made) == before
     assert goes_on(made)
@@ -201,7 +202,7 @@ def test_manifests_become_few(made):
 def test_expiry_at_its_most_aggressive_keeps_the_marker(made):
     act(made, ActionKind.REWRITE_DATA_FILES)
     result = act(made, ActionKind.EXPIRE_SNAPSHOTS)
-    assert (result.ending, result.files_after) == (Ending.DONE, 1)
+    assert (result.ending, result.totals.files_after) == (Ending.DONE, 1)
     table = made.table(PAGES)
     assert len(table.metadata.snapshots) == 1
     assert act(made, ActionKind.EXPIRE_SNAPSHOTS).ending is Ending.NOTHING
@@ -268,7 +269,8 @@ def more_rows(lake):
 def test_a_batch_that_comes_first_costs_one_more_attempt(made, monkeypatch):
     with at_commit(monkeypatch, before=lambda: more_rows(made)):
         result = act(made, ActionKind.REWRITE_DATA_FILES)
-    assert (result.ending, result.files_before, result.attempts) == (Ending.DONE, 6, 2)
+    totals = result.totals
+    assert (result.ending, totals.files_before, totals.attempts) == (Ending.DONE, 6, 2)
     assert len(files(made)) == 2  # the new batch's beside ours
     assert goes_on(made)
 
@@ -280,7 +282,8 @@ def test_a_lost_answer_is_found_in_the_table(made, monkeypatch):
     before = origins(made)
     with at_commit(monkeypatch, after=lose):
         result = act(made, ActionKind.REWRITE_DATA_FILES)
-    assert (result.ending, result.files_before, result.attempts) == (Ending.DONE, 6, 1)
+    totals = result.totals
+    assert (result.ending, totals.files_before, totals.attempts) == (Ending.DONE, 6, 1)
     assert len(files(made)) == 1
     assert origins(made) == before
     assert goes_on(made)
@@ -345,7 +348,7 @@ def test_a_rewrite_that_waits_for_its_turn_is_called_off(made):
         result = pool.submit(
             act, made, ActionKind.REWRITE_DATA_FILES, PAGES, acting(made, turns), stop.is_set
         )
-        assert soon(lambda: turns._waiting or result.done(), 240)
+        assert soon(lambda: turns._commits_waiting or result.done(), 240)
         stop.set()
         assert result.result().ending is Ending.CANCELLED
     assert len(files(made)) == 6

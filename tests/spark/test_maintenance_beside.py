@@ -194,7 +194,7 @@ def held_batch(lake, monkeypatch):
             assert go_on.wait(PATIENCE)
 
     before = data_files(lake)
-    monkeypatch.setattr("icestream.batch.job.failpoint", failpoint)
+    monkeypatch.setattr("icestream.batch.spark_job.failpoint", failpoint)
     with lake.running() as run:
         assert soon(lambda: staged.is_set() or run.done(), PATIENCE)
         try:

@@ -101,7 +101,8 @@ def test_a_rewrite_is_in_once_whatever_its_answer(shop: Shop, name: str) -> None
     shop.proxy.add(Rule(**{**vars(rule), "body": "deleted-data-files"}))
     result = shop.act(ActionKind.REWRITE_DATA_FILES)
     assert shop.proxy.hit()
-    assert (result.ending, result.files_before, result.files_after) == (Ending.DONE, 3, 1)
+    totals = result.totals
+    assert (result.ending, totals.files_before, totals.files_after) == (Ending.DONE, 3, 1)
     assert len(shop.files()) == 1
     assert shop.is_whole()
 

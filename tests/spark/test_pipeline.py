@@ -310,6 +310,7 @@ def test_generator_makes_the_same_rows_in_any_number_of_runs(lake, tmp_path_fact
 def test_several_pipelines_run_side_by_side(lake, tmp_path_factory):
     from icestream.config.load import load
     from icestream.events import EventBus
+    from icestream.run.options import RunOptions
     from icestream.run.supervisor import run_on
 
     other = type(lake)(tmp_path_factory.mktemp("other"), lake.spark)
@@ -317,7 +318,8 @@ def test_several_pipelines_run_side_by_side(lake, tmp_path_factory):
         each.configure(FILES.replace("name: p", f"name: p{number}"))
         each.put("a.jsonl", {"id": number})
     most = lake.spark.conf.get(arrow_batches.MOST)
-    run_on(lake.spark, [load(each.file).pipeline for each in (lake, other)], EventBus(), once=True)
+    pipelines = [load(each.file).pipeline for each in (lake, other)]
+    run_on(lake.spark, pipelines, EventBus(), RunOptions(once=True))
     assert lake.values("shop.events", "id") == [(0,)]
     assert other.values("shop.events", "id") == [(1,)]
     assert lake.spark.conf.get(arrow_batches.MOST) == most  # each batch sets it, in its own session

@@ -125,7 +125,7 @@ class World:
             tables=self.tables,
             open_catalog=catalog_for(self.stand.config.catalog).open,
             indexes=self.stand._pipeline.indexes if indexes else None,
-            turns=self,
+            gate=self,
             **options,
         )
 
@@ -288,9 +288,9 @@ def test_a_batch_at_every_step(world, layout):
     one.entering = [lambda: one.put(row(3, 30), row(2, 31), gone(40), row(12, 32))]
     one.committing = [lambda: one.put(row(4, 40), gone(2), row(41, 41))]  # compare-and-set is lost
     first = one.compact(**target)[0]
-    assert (first.ending, first.attempts) == (Ending.DONE, 2), first
-    assert first.files_after > 1 if target else first.files_after == 1
-    assert first.files_before > 4
+    assert (first.ending, first.totals.attempts) == (Ending.DONE, 2), first
+    assert first.totals.files_after > 1 if target else first.totals.files_after == 1
+    assert first.totals.files_before > 4
     assert not set(before) & set(one.live("data_files"))
     one.check_all()
     # What comes next finds every row where it is now.
@@ -386,7 +386,8 @@ def test_a_file_without_live_rows_goes(world):
     one.put(*(gone(key) for key in IDS))
     assert one.truth == {}
     (result,) = one.compact()
-    assert (result.ending, result.files_after, result.files_before) == (Ending.DONE, 0, len(before))
+    assert result.ending is Ending.DONE
+    assert (result.totals.files_after, result.totals.files_before) == (0, len(before))
     assert one.live("data_files") == one.live("delete_files") == []
     one.check_all()
     one.put(row(1, 1))
@@ -467,7 +468,7 @@ def test_an_answer_that_is_lost(world):
     one._replace = lost
     one.staged = [lambda: one.put(row(1, 9))]
     (result,) = one.compact()
-    assert (result.ending, result.attempts) == (Ending.DONE, 1)
+    assert (result.ending, result.totals.attempts) == (Ending.DONE, 1)
     snapshots = one.table().metadata.snapshots
     assert sum(REWRITE_ID in each.summary.additional_properties for each in snapshots) == 1
     one.put(row(2, 9))
@@ -497,7 +498,7 @@ def test_many_delete_files_become_few(world):
     one.committing = [lambda: one.put(row(14, 10), gone(0), row(1, 10))]
     result = one.merge_deletes()
     assert result.ending is Ending.DONE, result
-    assert result.files_after < result.files_before <= before
+    assert result.totals.files_after < result.totals.files_before <= before
     one.put(row(15, 11), row(14, 11))
     one.check_all()
     assert one.followed() == []
@@ -518,9 +519,9 @@ def test_where_rows_are_staged(world, spark, where):
     one.put(row(1, 9), gone(2))
     heard: list[tuple[int, int]] = []
     rewriter = one.rewriter(spark=spark)
-    assert isinstance(rewriter._job, ProcessTaskRunner)
+    assert isinstance(rewriter._task_runner, ProcessTaskRunner)
     if where == "task":
-        rewriter._job = SparkTaskRunner(spark)
+        rewriter._task_runner = SparkTaskRunner(spark)
     (group,) = one.groups()
     action = Action("db.t", ActionKind.REWRITE_DATA_FILES, "", (group,))
     asked = iter([False, True])
@@ -529,7 +530,7 @@ def test_where_rows_are_staged(world, spark, where):
     assert set(group.files) == set(one.live("data_files")), "nothing has changed"
     result = rewriter.rewrite(action, lambda: False, lambda *told: heard.append(told))
     rewriter.close()
-    assert (result.ending, result.files_after) == (Ending.DONE, 1)
+    assert (result.ending, result.totals.files_after) == (Ending.DONE, 1)
     assert heard == [(0, group.bytes), (0, group.bytes), (group.bytes, group.bytes)]
     one.check_all()
     assert one.followed() == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from icestream.batch import job
+from icestream.batch import spark_job
 from icestream.errors import GaveUp
 from icestream.events import CommitRetried, RunRestarting, TableCommitted
 from icestream.run import restart_policy
@@ -57,7 +57,7 @@ def test_what_vanishes_before_its_commit_is_staged_again(
             harmed.extend(new)
             harm(harmed[0])
 
-    monkeypatch.setattr(job, "failpoint", strike)
+    monkeypatch.setattr(spark_job, "failpoint", strike)
     seen = events.run()
     assert harmed
     [told] = [each for each in seen if isinstance(each, CommitRetried)]

@@ -102,7 +102,7 @@ def test_another_run_ends_it(begun):
 def test_one_that_never_began_is_stopped_at_once():
     maintenance = MaintenanceThread(CONFIG, MaintenanceOptions(), None, EventBus(), "run", None)
     maintenance.stop()
-    with maintenance.turns.batch():
+    with maintenance.gate.batch():
         pass
 
 

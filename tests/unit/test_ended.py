@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from icestream.config.model import PipelineConfig
 from icestream.errors import GaveUp, SparkEnded
 from icestream.run import failures, pipeline_run
+from icestream.run.options import RunOptions
 from icestream.run.restart_policy import RestartPolicy
 from icestream.spark.ended import FLAG, exit_code, spark_ended
 from icestream.spark.session import _settings
@@ -105,7 +106,7 @@ def test_a_start_that_the_jvm_does_not_survive(ends, tmp_path, monkeypatch):
     ends("import os; os.abort()")
     monkeypatch.setattr(pipeline_run, "build_pipeline", dies)
     with pytest.raises(SparkEnded, match="crashed"):
-        pipeline_run.start_run(None, config(state_location=str(tmp_path)), None, False, False)
+        pipeline_run.start_run(None, config(state_location=str(tmp_path)), None, RunOptions())
 
 
 def test_the_driver_ends_when_out_of_memory_unless_told_otherwise(tmp_path):

@@ -1,6 +1,7 @@
 """`icestream maintain` without a JVM: what would run, what ran, and what makes no sense."""
 
 import json
+import threading
 from contextlib import closing
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pytest
 
 from icestream.catalogs import catalog_for
 from icestream.cli import main as entry
+from icestream.cli import maintain
 from icestream.config.load import load
 from icestream.events import MaintenanceFinished, MaintenanceProgress
 from icestream.maintain.action import ActionKind
@@ -133,3 +135,18 @@ def test_the_history_of_every_run_is_kept(path, call):
     assert "no answer" in out
     _, out, _ = call("--history", "--json", "--table", "shop.lines")
     assert [run["table"] for run in json.loads(out)["runs"]] == ["shop.lines"]
+
+
+def test_ctrl_c_cancels_the_jobs_until_they_have_ended(monkeypatch):
+    stop, ended, cancelled = threading.Event(), threading.Event(), []
+    stop.set()
+
+    class Worker:
+        def cancel_jobs(self):
+            cancelled.append(1)
+            if len(cancelled) == 2:
+                ended.set()
+
+    monkeypatch.setattr(maintain, "_CANCEL_SECONDS", 0.01)
+    maintain._cancel_after_stop(stop, ended, Worker())
+    assert len(cancelled) == 2

@@ -43,7 +43,7 @@ def test_every_row_is_found_where_it_went(history):
         (source.path, position)
         for source in sources
         for position in range(source.rows)
-        if position not in source.dead
+        if position not in source.deleted
     ]
     places = [(output.path, at) for output in outputs for at in range(output.rows)]
     went = dict(zip(written, places, strict=True))

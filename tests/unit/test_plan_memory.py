@@ -16,7 +16,7 @@ def test_the_figures_are_those_of_the_code():
     settings, entry = session._SETTINGS, sum(kind.itemsize for kind in COLUMNS.values())
     assert settings["spark.driver.memory"] == memory.HEAP
     assert settings["spark.sql.execution.arrow.maxRecordsPerBatch"] == str(memory.BATCH_RECORDS)
-    assert memory.BATCH_BYTES == arrow_batches._WEIGHED
+    assert memory.BATCH_BYTES == arrow_batches._BYTE_LIMIT
     assert arrow_batches._SMALL_RECORD == memory.LARGE_RECORD
     assert decode_task._MEMORY == upsert_task._MEMORY == memory.HELD_ROWS
     assert table_modes._BYTES_PER_GROUP == memory.GROUP_BYTES

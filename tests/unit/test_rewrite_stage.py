@@ -83,11 +83,11 @@ def task(files, tmp_path):
     early = write_deletes({files[2].path: np.array([1])}, lambda _: HERE, target(tmp_path), "e")
     return RewriteTask(
         target=target(tmp_path, "new"),
-        place=HERE,
+        partition=HERE,
         inputs=tuple(SequencedFile(file.path, 2) for file in files),
         deletes=(*(SequencedFile(each.path, 2) for each in old), SequencedFile(early[0].path, 1)),
         origin="origin",
-        shelf=IndexStaging(str(tmp_path / "index"), "uuid", 4, (1,)),
+        index_staging=IndexStaging(str(tmp_path / "index"), "uuid", 4, (1,)),
     )
 
 
@@ -146,8 +146,9 @@ def test_new_columns(task, tmp_path):
 
 def test_what_cannot_be_read_is_told(task, files, tmp_path):
     other = Schema(t.NestedField(1, "id", t.DateType(), required=False))
+    narrower = replace(task, target=target(tmp_path, "new", other), index_staging=None)
     with pytest.raises(SchemaRefused):
-        unpack_report(*called(replace(task, target=target(tmp_path, "new", other), shelf=None)))
+        unpack_report(*called(narrower))
     gone = replace(task, inputs=(*task.inputs, SequencedFile("/nowhere", 1)))
     with pytest.raises(StorageFailed):
         unpack_report(*called(gone))

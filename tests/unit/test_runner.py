@@ -10,6 +10,7 @@ from icestream.config.model import PipelineConfig
 from icestream.errors import ConfigError, Fenced, GaveUp, SparkEnded, Unreachable
 from icestream.events import EventBus
 from icestream.run import pipeline_run
+from icestream.run.options import RunOptions
 from icestream.run.pipeline_run import PipelineRun, StopRequested, _wait_until_drained
 from icestream.run.signals import stop_signals
 from icestream.run.supervisor import _refuse_conflicts
@@ -105,7 +106,7 @@ def test_what_ends_a_stream_of_once_is_its_failure():
 
     run = PipelineRun(None, Closing(), Closing())
     run.query = Query()
-    _wait_until_drained(run, ends=True)
+    _wait_until_drained(run, ends_by_itself=True)
     assert str(run.failure) == "gone"
 
 
@@ -175,7 +176,9 @@ def test_a_start_that_fails_says_why_if_it_can(tmp_path, monkeypatch, reason):
     told, bus = [], EventBus()
     bus.join(told.append)
     with pytest.raises(Fenced if reason else FileNotFoundError):
-        pipeline_run.start_run(None, config("p", state_location=str(tmp_path)), bus, True, False)
+        pipeline_run.start_run(
+            None, config("p", state_location=str(tmp_path)), bus, RunOptions(once=True)
+        )
     assert [event.kind for event in told] == ["run_failed"]
 
 

@@ -1,6 +1,7 @@
 """Column rules: inference, merging, comparing, refusing."""
 
 import json
+import pickle
 
 import pytest
 from pyiceberg.schema import Schema
@@ -25,10 +26,8 @@ from icestream.schema import (
     NewField,
     Structure,
     compare,
-    dump_new_fields,
     infer,
     judge,
-    load_new_fields,
     merge_new_fields,
     merge_types,
     structure_of,
@@ -113,6 +112,11 @@ def test_merge_structs_and_lists() -> None:
     assert merge_types(one, two) == infer([{"a": "DOUBLE", "b": "VARCHAR", "c": "BOOLEAN"}])
 
 
+def test_values_of_a_map_stay_optional() -> None:
+    one = MapType(1, STRING, 2, LONG, value_required=False)
+    assert merge_types(one, one).value_required is False
+
+
 def test_merge_new_fields_keeps_the_first_order_and_spelling() -> None:
     a, b = NewField((), "a", LONG), NewField((), "b", STRING)
     nested = NewField(("s",), "a", BOOLEAN)
@@ -128,7 +132,7 @@ def test_new_fields_survive_the_way_to_the_driver() -> None:
     kind = infer({"a": [{'b.`"é': "UBIGINT"}]})
     assert kind is not None
     fields = [NewField(("items", "element"), 'x"y', kind), NewField((), "d", DOUBLE, "said so")]
-    assert load_new_fields(dump_new_fields(fields)) == fields
+    assert pickle.loads(pickle.dumps(fields)) == fields
 
 
 def test_compare_finds_new_fields_at_every_depth() -> None:

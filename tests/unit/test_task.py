@@ -22,7 +22,7 @@ from icestream.batch.report import (
     pack_reports,
     unpack_report,
 )
-from icestream.batch.route import at_or_above
+from icestream.batch.split_records import at_or_above
 from icestream.batch.table_task import TableTaskInput
 from icestream.errors import IcestreamError, SourceChanged
 from icestream.formats.json import JsonFormat

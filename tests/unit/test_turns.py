@@ -42,7 +42,7 @@ def until(true):
 
 
 def waiting(turns, count):
-    until(lambda: turns._waiting == count)
+    until(lambda: turns._commits_waiting == count)
 
 
 def test_a_commit_waits_for_the_end_of_a_batch_and_the_next_batch_for_it(pool):
@@ -66,7 +66,7 @@ def test_a_batch_that_has_let_one_pass_is_next(pool):
     behind = [pool.submit(noted.pass_through, turns.commit_window("a"), "commit") for _ in range(2)]
     waiting(turns, 2)
     batch = pool.submit(noted.pass_through, turns.batch(), "batch")
-    until(lambda: turns._queued)
+    until(lambda: turns._is_batch_waiting)
     noted.open.set()
     for each in (first, batch, *behind):
         each.result(10)

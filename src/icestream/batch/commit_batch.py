@@ -1,4 +1,4 @@
-"""A staged batch into its table: bad records first, then the rows, then the event."""
+"""Commits what is staged for a table: bad records to its quarantine first, then the rows."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,10 @@ class BatchCommitter:
         stage_seconds: float,
         deletes: Sequence[StagedFile] = (),
     ) -> bool:
-        """Commit what is staged. False: the table has changed, so the batch is planned again."""
+        """Commit what is staged. False: table or files have changed; the batch is planned again."""
         staged = report.staged
-        if not self._are_there(batch.name, [*staged.files, *staged.quarantine_files, *deletes]):
+        new_files = [*staged.files, *staged.quarantine_files, *deletes]
+        if not self._staged_files_exist(batch.name, new_files):
             return False
         check_report(batch, report)
         if not report.stats.records:
@@ -87,13 +88,13 @@ class BatchCommitter:
         name = quarantine_name(batch.name)
         return self._committer.commit_files(name, batch.quarantine, step) is not None
 
-    def _are_there(self, name: str, files: Sequence[StagedFile]) -> bool:
-        """Whether staged files exist with their length, just before the commit."""
+    def _staged_files_exist(self, name: str, files: Sequence[StagedFile]) -> bool:
+        """Check, just before the commit, that staged files exist with their length."""
         missing = changed_or_missing(files)
         if missing:
-            pipeline, again = self._committer.claim.pipeline, CommitOutcome.RESTAGE.value
+            pipeline, outcome = self._committer.claim.pipeline, CommitOutcome.RESTAGE.value
             reason = f"{len(missing)} staged files are gone before their commit: {missing[0]}"
-            self._bus.emit(events.CommitRetried(pipeline, name, 0, again, reason))
+            self._bus.emit(events.CommitRetried(pipeline, name, 0, outcome, reason))
         return not missing
 
     def _emit_committed(
@@ -108,7 +109,7 @@ class BatchCommitter:
         now = time.time()
         stats, files = report.stats, [*report.staged.files, *deletes]
         partitions = self._partitions(batch.range, stats.newest, now)
-        waiting = [partition for partition in partitions if partition.lag_records]
+        lagging = [partition for partition in partitions if partition.lag_records]
         self._bus.emit(
             events.TableCommitted(
                 pipeline=self._committer.claim.pipeline,
@@ -125,9 +126,9 @@ class BatchCommitter:
                 attempts=attempts,
                 freshness_seconds=_seconds_since(max(stats.newest.values(), default=None), now),
                 latency_seconds=_seconds_since(stats.oldest, now),
-                lag_records=sum(partition.lag_records or 0 for partition in waiting),
+                lag_records=sum(partition.lag_records or 0 for partition in lagging),
                 lag_seconds=max(
-                    (partition.freshness_seconds or 0.0 for partition in waiting), default=0.0
+                    (partition.freshness_seconds or 0.0 for partition in lagging), default=0.0
                 ),
                 partitions=partitions,
             )
@@ -151,21 +152,21 @@ class BatchCommitter:
 
 
 def check_report(batch: TableBatch, report: TaskReport) -> None:
-    """What must hold after staging and before anything is committed."""
+    """Raise if a staged batch must not be committed: counts differ, or too many partitions."""
     if report.stats.records != report.counts.read:
         raise InternalError(
             f"table `{batch.name}`: {report.stats.records} records in, {report.counts.read} out",
             where=describe_range(batch.range),
             hint="nothing was committed; please report this",
         )
-    # Each task has kept to the bound by itself; together they may be over it.
+    # Each task has kept to the limit by itself; together they may exceed it.
     staged = report.staged
     folders = sorted({file.path.rpartition("/")[0] for file in staged.files})
-    most = most_partitions(batch.state.metadata.properties)
-    if len(folders) > most:
+    limit = most_partitions(batch.state.metadata.properties)
+    if len(folders) > limit:
         discard([*staged.files, *staged.quarantine_files])
         where = f"from {folders[0]} to {folders[-1]}"
-        raise partitions_refusal(batch.name, len(folders), most, where)
+        raise partitions_refusal(batch.name, len(folders), limit, where)
 
 
 def _seconds_since(timestamp_us: int | None, now: float) -> float | None:

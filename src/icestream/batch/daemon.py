@@ -4,7 +4,7 @@ Without it every worker imports the task's libraries for itself: seconds of CPU 
 and again whenever a worker is replaced. And PySpark does two things around every task that cost
 more than a small task itself (docs/design/speed.md): it reads the directory of each archive on
 Python's path again, and it collects garbage among all that was ever imported. The third thing that
-costs is memory that is given back to the system after each batch, only to be asked for again.
+costs is memory that goes back to the system after each batch, only to be allocated again.
 """
 
 import ctypes
@@ -18,17 +18,17 @@ _KEPT, _STEP, _LARGEST = 256 << 20, 16 << 20, 32 << 20
 
 
 def forget_archives() -> None:
-    """Take archives off Python's path if all that we need is installed beside them."""
-    kept = [path for path in sys.path if not path.endswith((".zip", ".jar"))]
-    if all(PathFinder.find_spec(name, kept) for name in ("pyspark", "py4j")):
-        sys.path[:] = kept
+    """Remove archives from Python's path if PySpark and py4j are installed outside of them."""
+    folders = [path for path in sys.path if not path.endswith((".zip", ".jar"))]
+    if all(PathFinder.find_spec(name, folders) for name in ("pyspark", "py4j")):
+        sys.path[:] = folders
         for path in list(sys.path_importer_cache):
             if ".zip" in path or ".jar" in path:
                 del sys.path_importer_cache[path]
 
 
 def keep_memory() -> None:
-    """Keep freed memory for the next batch, Arrow's too; where the C library can be told so."""
+    """Make glibc, and Arrow through it, keep freed memory for the next batch; else do nothing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return

@@ -1,6 +1,6 @@
-"""The executor's side of a micro-batch: read ▸ route ▸ decode ▸ shape ▸ stage, in one pass.
+"""The task that decodes and stages a batch: read ▸ route ▸ decode ▸ lay out ▸ stage, in one pass.
 
-What comes back to the driver are a few small rows per task: staged files, counts, requests.
+The driver gets a few small rows per task: staged files, counts, requests.
 """
 
 import uuid
@@ -20,9 +20,9 @@ from icestream.batch.report import (
     TaskRequests,
     pack_reports,
 )
-from icestream.batch.route import route_records
 from icestream.batch.row_layout import RowLayout, split_good_and_bad
 from icestream.batch.shuffle import PartitionShuffler, blocks_batch, pack
+from icestream.batch.split_records import route_records
 from icestream.batch.table_task import TableTaskInput, UpsertTaskInput
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
@@ -47,7 +47,7 @@ _LEAST_MEMORY = 8 << 20
 
 @dataclass(frozen=True)
 class StageTask:
-    """Picklable; Spark calls it once per task with the task's Arrow batches."""
+    """Decodes and stages records of all tables; picklable, called once per Spark task."""
 
     pipeline: str
     reader: RecordReader
@@ -56,7 +56,7 @@ class StageTask:
     ingested_at: datetime
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage everything, then report; some tables' rows go on to the tasks that write them."""
+        """Stage all records, then report; rows to be shuffled go on to `WriteTask` as blocks."""
         stagers: dict[str, _TableStager] = {}
         floors = {name: table.floors for name, table in self.tables.items()}
         result: dict[str, TaskReport] | IcestreamError
@@ -81,22 +81,22 @@ class StageTask:
 
     @property
     def shuffles(self) -> bool:
-        """Whether changes are shared out by key, or rows by partition."""
+        """Whether the job needs a shuffle: changes by key, or rows by table partition."""
         return any(table.upsert or table.shuffle_by_partition for table in self.tables.values())
 
 
 class _TableStager:
-    """One table's part of a stage task: decodes records, stages good rows, counts all of them.
+    """One table's part of a stage task: decodes records, stages good rows, counts both.
 
-    Bad ones go to BadRecordWriter.
+    Bad records go to `BadRecordWriter`.
     """
 
-    def __init__(self, job: StageTask, table: TableTaskInput) -> None:
+    def __init__(self, task: StageTask, table: TableTaskInput) -> None:
         self._table = table
         self._attempt = uuid.uuid4().hex[:12]
-        self._memory = max(_LEAST_MEMORY, _MEMORY // len(job.tables))
+        self._memory = max(_LEAST_MEMORY, _MEMORY // len(task.tables))
         self._good: Stager | None = None
-        self._sharer: PartitionShuffler | None = None
+        self._shuffler: PartitionShuffler | None = None
         self._bad = BadRecordWriter(
             table.bad_records, table.quarantine, table.quarantine_floors, self._attempt
         )
@@ -104,24 +104,22 @@ class _TableStager:
         self._data = Schema(*(f for f in schema.fields if f.name not in OUR_NAMES))
         order = table.upsert.terms.sequence_by if table.upsert else ()
         hidden = order_only_fields(order, self._data, table.format)
-        self._hidden = tuple(each.name for each in hidden)
+        self._hidden = tuple(field.name for field in hidden)
         self._data = Schema(*self._data.fields, *hidden)
-        self._shape = RowLayout(
-            arrow_schema(schema),
-            job.pipeline,
-            job.ingested_at,
-            table.metadata_columns,
+        self._layout = RowLayout(
+            arrow_schema(schema), task.pipeline, task.ingested_at, table.metadata_columns
         )
         self._report = TaskReport()
         self._stats = RecordStats()
         self._requests = TaskRequests()
 
     def process(self, records: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:  # noqa: C901 (the way of a batch, in one piece)
-        """Decode, shape and stage; if the table must change first, only look for what it lacks.
+        """Decode, lay out and stage; if the table must change first, only find what it lacks.
 
-        → changes by group of keys, where the table is a mirror; or rows by group of partitions.
+        Yields blocks to shuffle: a mirror's changes by key group, or rows by partition group.
         """
         if self._requests.new_fields or self._requests.widened:
+            # The batch will be planned again: find all new fields now, so that once is enough.
             self._find_new_fields(records)
             return
         decoded = self._decode(records, self._data)
@@ -150,13 +148,13 @@ class _TableStager:
             return
         if upsert and decoded.errors.null_count:
             decoded = apply_change_rules(records, decoded, upsert.terms, self._hidden)
-        shaped = split_good_and_bad(records, decoded, self._shape)
-        good, bad = shaped.good, shaped.bad
+        rows = split_good_and_bad(records, decoded, self._layout)
+        good, bad = rows.good, rows.bad
         if upsert and good.num_rows:
             yield from self._change_blocks(records, decoded, good, upsert)
         elif good.num_rows and self._table.shuffle_by_partition:
-            self._sharer = self._sharer or PartitionShuffler(self._table.target)
-            yield from self._sharer.blocks_by_group(good)
+            self._shuffler = self._shuffler or PartitionShuffler(self._table.target)
+            yield from self._shuffler.blocks_by_group(good)
         elif good.num_rows:
             self._good = self._good or Stager(self._table.target, self._attempt, self._memory)
             self._good.write(good)
@@ -173,11 +171,12 @@ class _TableStager:
         return table.format.decode(records, columns, table.schema_evolution, table.dropped_columns)
 
     def _widened(self, decoded: DecodedBatch) -> tuple[NewField, ...]:
-        """Columns to be made wider; not those whose type was chosen by hand."""
-        return tuple(each for each in decoded.widened if each.name not in self._table.declared)
+        """Return columns to be widened; not those whose type the pipeline file declares."""
+        declared = self._table.declared
+        return tuple(field for field in decoded.widened if field.name not in declared)
 
     def _key_columns(self, records: pa.RecordBatch) -> tuple[str, ...]:
-        """The key columns as the records have them, for a mirror whose keys are not known yet."""
+        """Return the key columns that the records name, for a mirror whose keys are not known."""
         upsert = self._table.upsert
         if upsert is None or upsert.terms.keys:
             return ()
@@ -190,20 +189,20 @@ class _TableStager:
         good: pa.RecordBatch,
         upsert: UpsertTaskInput,
     ) -> Iterator[tuple[int, bytes]]:
-        """The good rows with what they do to the mirror, shared out by key."""
+        """Yield the changes that good rows make to the mirror, as one block per key group."""
         changes = decoded.changes
-        assert changes is not None, "judged has seen to it"
+        assert changes is not None, "`apply_change_rules` has set them"
         if decoded.errors.null_count < len(records):
-            fine = decoded.errors.is_null()
-            records, changes = records.filter(fine), changes.filter(fine)
-        told = change_batch(records, good, changes, upsert.terms.keys)
-        for group, some in told.by_group(upsert.buckets, upsert.groups):
-            yield group, pack(some.batch())
+            is_good = decoded.errors.is_null()
+            records, changes = records.filter(is_good), changes.filter(is_good)
+        batch = change_batch(records, good, changes, upsert.terms.keys)
+        for group, part in batch.by_group(upsert.buckets, upsert.groups):
+            yield group, pack(part.batch())
 
     def _find_new_fields(self, records: pa.RecordBatch) -> None:
-        """Find what else is new. With the finds so far as columns that is as quick as decoding."""
-        known = merge_new_fields(self._requests.new_fields)
-        decoded = self._decode(records, with_new_fields(self._data, known))
+        """Note further new fields; with those found so far as columns it costs one decoding."""
+        found = merge_new_fields(self._requests.new_fields)
+        decoded = self._decode(records, with_new_fields(self._data, found))
         new = [decoded.new_fields]
         bad = records.filter(decoded.errors.is_valid())
         if bad.num_rows:  # perhaps only because a type was guessed too narrow
@@ -213,7 +212,7 @@ class _TableStager:
         )
 
     def finish(self) -> TaskReport:
-        """Close the files and say what there is."""
+        """Close the files and return the report of this table."""
         staged = StagedChanges(
             files=tuple(self._good.finish()) if self._good else (),
             quarantine_files=self._bad.finish(),
@@ -221,7 +220,7 @@ class _TableStager:
         return self._report + TaskReport(stats=self._stats, staged=staged, requests=self._requests)
 
     def abort(self) -> None:
-        """Let go of what is still open after an error."""
+        """After an error or at the end: close files and free memory."""
         if self._good:
             self._good.abort()
         self._bad.abort()
@@ -230,22 +229,22 @@ class _TableStager:
 def _events_with_rows(
     records: pa.RecordBatch, decoded: DecodedBatch
 ) -> tuple[pa.RecordBatch, DecodedBatch]:
-    """Of a change feed that is kept as a log: the events that are about a row."""
-    assert decoded.changes is not None, "the caller has looked"
-    said = pc.not_equal(decoded.changes.op, IGNORE)
-    if pc.all(said, min_count=0).as_py():
+    """Keep the events that concern a row, for an append table that logs a change feed."""
+    assert decoded.changes is not None, "the caller checks it"
+    has_row = pc.not_equal(decoded.changes.op, IGNORE)
+    if pc.all(has_row, min_count=0).as_py():
         return records, decoded
     columns = decoded.columns
-    return records.filter(said), replace(
+    return records.filter(has_row), replace(
         decoded,
-        columns=columns.filter(said) if columns.num_columns else columns,
-        errors=decoded.errors.filter(said),
-        changes=decoded.changes.filter(said),
+        columns=columns.filter(has_row) if columns.num_columns else columns,
+        errors=decoded.errors.filter(has_row),
+        changes=decoded.changes.filter(has_row),
     )
 
 
 def _timestamp_range(records: pa.RecordBatch) -> tuple[int | None, dict[str, int]]:
-    """Of one topic's records: the oldest timestamp, and the newest of each partition."""
+    """Return the oldest timestamp of one topic's records, and the newest per partition."""
     topic, partitions = records.column("topic")[0], records.column("partition")
     times = records.column("timestamp").cast(pa.int64())
     oldest, newest = pc.min_max(times).as_py().values()
@@ -254,8 +253,10 @@ def _timestamp_range(records: pa.RecordBatch) -> tuple[int | None, dict[str, int
     first, last = pc.min_max(partitions).as_py().values()
     if first == last:  # the usual case: Kafka's partitions come one after the other
         return oldest, {f"{topic}/{first}": newest}
-    table = pa.table({"partition": partitions, "at": times})
-    grouped = table.group_by("partition").aggregate([("at", "max")]).to_pylist()
+    table = pa.table({"partition": partitions, "time": times})
+    grouped = table.group_by("partition").aggregate([("time", "max")]).to_pylist()
     return oldest, {
-        f"{topic}/{row['partition']}": row["at_max"] for row in grouped if row["at_max"] is not None
+        f"{topic}/{row['partition']}": row["time_max"]
+        for row in grouped
+        if row["time_max"] is not None
     }

@@ -1,10 +1,10 @@
-"""Where a task puts the bad records of one table, as `bad_records` says."""
+"""Stages, drops or reports the bad records of one table, as `bad_records` says."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from icestream.batch.report import FirstBadRecord, TaskReport, TaskRequests
-from icestream.batch.route import at_or_above
+from icestream.batch.split_records import at_or_above
 from icestream.sources import RecordFloors
 from icestream.tables.marker import Counts
 from icestream.write.stage import StagedFile, Stager, StageTarget
@@ -13,7 +13,7 @@ _MEMORY = 8 << 20
 
 
 class BadRecordWriter:
-    """The bad records of one task attempt."""
+    """Handles the bad records of one table in one task attempt."""
 
     def __init__(
         self, rule: str, target: StageTarget | None, floors: RecordFloors, attempt: str
@@ -25,7 +25,7 @@ class BadRecordWriter:
         self._stager: Stager | None = None
 
     def handle(self, bad: pa.RecordBatch) -> TaskReport:
-        """Apply `bad_records` to rows in quarantine columns: stage, drop, or note the first."""
+        """Apply `bad_records` to rows in quarantine columns: stage, drop, or report the first."""
         if self._rule == "drop":
             return TaskReport(Counts(dropped=bad.num_rows))
         # Counted though nothing is written: the counts of a report must add up to its records.
@@ -37,17 +37,17 @@ class BadRecordWriter:
             return TaskReport(counts, requests=TaskRequests(needs_quarantine=True))
         for topic in pc.unique(bad.column("topic")).to_pylist():
             of_topic = bad.filter(pc.equal(bad.column("topic"), topic))
-            fresh = at_or_above(of_topic, self._floors.get(topic, {}))
-            if fresh.num_rows:
+            new_rows = at_or_above(of_topic, self._floors.get(topic, {}))
+            if new_rows.num_rows:
                 self._stager = self._stager or Stager(self._target, self._attempt, _MEMORY)
-                self._stager.write(fresh)
+                self._stager.write(new_rows)
         return TaskReport(counts)
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """Close the files."""
+        """Close the files and return them."""
         return tuple(self._stager.finish()) if self._stager else ()
 
     def abort(self) -> None:
-        """Let go of what is open."""
+        """After an error or at the end: close files and free memory."""
         if self._stager:
             self._stager.abort()

@@ -1,4 +1,4 @@
-"""What tasks did for a table of a batch: in small parts that each add themselves up.
+"""The report of a task for one table: what it read, staged and asks for. Reports can be added.
 
 Tasks yield rows of (table, group, block). A report is a row of group `REPORTS` whose block is a
 pickled TaskReport, as Spark pickles the task itself; an error is one without a table.
@@ -17,13 +17,13 @@ from icestream.schema import NewField
 from icestream.tables.marker import Counts
 from icestream.write.target import StagedFile
 
-REPORTS = -1  # as a group: no rows, but what a task has to say
+REPORTS = -1  # as a group: the block is a report and holds no rows
 TASK_OUTPUT = pa.schema([("table", pa.string()), ("group", pa.int32()), ("block", pa.binary())])
 
 
 @dataclass(frozen=True)
 class RecordStats:
-    """What the records were like."""
+    """Number, sizes and timestamps of the records that were read."""
 
     records: int = 0
     bytes: int = 0  # of all values
@@ -47,7 +47,7 @@ class RecordStats:
 
 @dataclass(frozen=True)
 class StagedChanges:
-    """What is staged, and waits for the commit."""
+    """What is staged for the commit: files, deleted positions, runs of the key index."""
 
     files: tuple[StagedFile, ...] = ()
     quarantine_files: tuple[StagedFile, ...] = ()
@@ -65,7 +65,7 @@ class StagedChanges:
 
 @dataclass(frozen=True)
 class FirstBadRecord:
-    """The bad record that a batch stops at under `bad_records: fail`."""
+    """The bad record at which a batch stops under `bad_records: fail`."""
 
     topic: str
     partition: int
@@ -75,11 +75,11 @@ class FirstBadRecord:
 
 @dataclass(frozen=True)
 class TaskRequests:
-    """What has to be done before the batch can be committed."""
+    """What the driver has to do before the batch can be committed."""
 
     new_fields: tuple[tuple[NewField, ...], ...] = ()
     widened: tuple[NewField, ...] = ()  # columns that the source has made wider
-    keys: tuple[str, ...] = ()  # of a mirror whose keys nobody has named
+    keys: tuple[str, ...] = ()  # key columns that the records of a mirror name
     needs_quarantine: bool = False
     needs_one_task: bool = False  # rows of several tasks need each other: one must have them all
     first_bad: FirstBadRecord | None = None
@@ -114,7 +114,7 @@ class TaskReport:
 
 
 def pack_reports(reports: Mapping[str, Any] | IcestreamError) -> pa.RecordBatch:
-    """What a task yields at its end: a report for each table, or the error that stopped it."""
+    """Pack the reports of a task by table, or the error that stopped it, as its last output."""
     # An error is a row and not an exception: Spark would run the task again, and hand on no more
     # than its text.
     if isinstance(reports, IcestreamError):
@@ -126,14 +126,14 @@ def pack_reports(reports: Mapping[str, Any] | IcestreamError) -> pa.RecordBatch:
 
 
 def unpack_report(table: str, block: bytes) -> Any:
-    """What `pack_reports` packed into one row; raises the error, if it is one."""
+    """Return the report that `pack_reports` packed into a row; raises a packed error."""
     if not table:
         raise IcestreamError.from_facts(json.loads(block))
     return pickle.loads(block)  # noqa: S301 (by our own tasks)
 
 
 def add_reports(rows: Iterable[tuple[str, int, bytes]], tables: Iterable[str]) -> dict[str, Any]:
-    """On the driver: the reports of all tasks, by table; raises the first error among them."""
+    """Add up the reports of all tasks per table, on the driver; raises a packed error."""
     reports = {name: TaskReport() for name in tables}
     for table, _, block in sorted(rows, key=lambda row: row[0]):  # an error has no table: first
         report = unpack_report(table, bytes(block))

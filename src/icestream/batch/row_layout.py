@@ -23,7 +23,7 @@ _SOURCES = {
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How rows of one table look: its columns in order with field ids, and what we add to them."""
+    """Columns of a table's rows in order, with field ids, and the values of metadata columns."""
 
     schema: pa.Schema
     pipeline: str
@@ -33,70 +33,70 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class GoodAndBadRows:
-    """Every record is in exactly one of the two."""
+    """Rows of the table and of its quarantine; every record is in exactly one of them."""
 
     good: pa.RecordBatch
     bad: pa.RecordBatch
 
 
 def split_good_and_bad(
-    records: pa.RecordBatch, decoded: DecodedBatch, shape: RowLayout, stage: str = "decode"
+    records: pa.RecordBatch, decoded: DecodedBatch, layout: RowLayout, stage: str = "decode"
 ) -> GoodAndBadRows:
-    """Put each row where it belongs; without bad rows no data is copied."""
+    """Split by the errors of the decoded batch; without bad rows no data is copied."""
     columns = decoded.columns
     if decoded.errors.null_count == len(records):
         return GoodAndBadRows(
-            _good(records, columns, shape), _bad(records.slice(0, 0), None, shape, stage)
+            _good(records, columns, layout), _bad(records.slice(0, 0), None, layout, stage)
         )
-    fine = decoded.errors.is_null()
-    kept = columns.filter(fine) if columns.num_columns else columns
-    broken = pc.invert(fine)
+    is_good = decoded.errors.is_null()
+    good_columns = columns.filter(is_good) if columns.num_columns else columns
+    is_bad = pc.invert(is_good)
     return GoodAndBadRows(
-        _good(records.filter(fine), kept, shape),
-        _bad(records.filter(broken), decoded.errors.filter(broken), shape, stage),
+        _good(records.filter(is_good), good_columns, layout),
+        _bad(records.filter(is_bad), decoded.errors.filter(is_bad), layout, stage),
     )
 
 
-def _good(records: pa.RecordBatch, columns: pa.RecordBatch, shape: RowLayout) -> pa.RecordBatch:
-    ours = METADATA_NAMES if shape.metadata_columns else frozenset()
-    delivered = set(records.schema.names)
-    have = set(columns.schema.names)
-    out = []
-    for field in shape.schema:
-        if field.name in ours and _SOURCES.get(field.name) in delivered:
+def _good(records: pa.RecordBatch, columns: pa.RecordBatch, layout: RowLayout) -> pa.RecordBatch:
+    metadata_names = METADATA_NAMES if layout.metadata_columns else frozenset()
+    record_names = set(records.schema.names)
+    decoded_names = set(columns.schema.names)
+    arrays = []
+    for field in layout.schema:
+        if field.name in metadata_names and _SOURCES.get(field.name) in record_names:
             column = records.column(_SOURCES[field.name])
-        elif field.name in ours and field.name not in _SOURCES:
-            column = _repeat(shape.ingested_at, len(records), field.type)
-        elif field.name in have:
+        elif field.name in metadata_names and field.name not in _SOURCES:
+            column = _repeat(layout.ingested_at, len(records), field.type)
+        elif field.name in decoded_names:
             column = columns.column(field.name)
-        else:  # a column of the table that this source does not have
+        else:  # the table has this column, the source does not
             column = pa.nulls(len(records), field.type)
-        out.append(column if column.type == field.type else column.cast(field.type))
-    return pa.RecordBatch.from_arrays(out, schema=shape.schema)
+        arrays.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
 
 
 def _bad(
-    records: pa.RecordBatch, errors: pa.StringArray | None, shape: RowLayout, stage: str
+    records: pa.RecordBatch, errors: pa.StringArray | None, layout: RowLayout, stage: str
 ) -> pa.RecordBatch:
     rows = len(records)
-    known = {
+    added = {
         "error": pa.nulls(rows, pa.string()) if errors is None else errors,
         "stage": _repeat(stage, rows, pa.string()),
-        "pipeline": _repeat(shape.pipeline, rows, pa.string()),
-        "ingested_at": _repeat(shape.ingested_at, rows, pa.timestamp("us", "UTC")),
+        "pipeline": _repeat(layout.pipeline, rows, pa.string()),
+        "ingested_at": _repeat(layout.ingested_at, rows, pa.timestamp("us", "UTC")),
     }
-    out = [known[f.name] if f.name in known else records.column(f.name) for f in _QUARANTINE]
-    cast = [column.cast(f.type) for column, f in zip(out, _QUARANTINE, strict=True)]
-    return pa.RecordBatch.from_arrays(cast, schema=_QUARANTINE)
+    arrays = [added[f.name] if f.name in added else records.column(f.name) for f in _QUARANTINE]
+    cast_arrays = [column.cast(f.type) for column, f in zip(arrays, _QUARANTINE, strict=True)]
+    return pa.RecordBatch.from_arrays(cast_arrays, schema=_QUARANTINE)
 
 
 def quarantine_rows(
-    records: pa.RecordBatch, pipeline: str, at: datetime, stage: str
+    records: pa.RecordBatch, pipeline: str, ingested_at: datetime, stage: str
 ) -> pa.RecordBatch:
-    """Records that have an `error` already, as quarantine has them."""
-    shape = RowLayout(_QUARANTINE, pipeline, at)
-    return _bad(records, records.column("error"), shape, stage)
+    """Lay out records that have an `error` column as rows of the quarantine."""
+    layout = RowLayout(_QUARANTINE, pipeline, ingested_at)
+    return _bad(records, records.column("error"), layout, stage)
 
 
-def _repeat(value: object, rows: int, kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), rows)
+def _repeat(value: object, rows: int, arrow_type: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(value, arrow_type), rows)

@@ -1,4 +1,4 @@
-"""The tables of a run: found, created, claimed, and how far each has come."""
+"""The tables of a run: finds, creates and claims them, and plans each one's part of a batch."""
 
 import time
 import uuid
@@ -34,7 +34,7 @@ _MARKER_SECONDS = 3600  # a table without rows gets its consumed positions at le
 
 @dataclass(frozen=True)
 class Claimed:
-    """What a run has when every table is its own."""
+    """What a run knows once it has claimed every table."""
 
     generation: int
     start: Positions  # of the stream: the nearest marker of all tables
@@ -63,7 +63,7 @@ class RunTables:
         self._design = design
         self._mode = mode
         self._bus = bus
-        self._earlier_runs = earlier_runs  # of this process, that broke; this one replaces them
+        self._earlier_runs = earlier_runs  # of this process, that failed; this one replaces them
         self._router = Router(config)
         self._tables: dict[str, RunTable] = {}
         self._unrouted: set[str] = set()
@@ -75,7 +75,7 @@ class RunTables:
     # -- start ---------------------------------------------------------------------------------
 
     def claim(self, run_id: str, accept_loss: bool) -> Claimed:
-        """Claim every table, and find where the stream has to begin."""
+        """Claim every table, and find the position at which the stream has to begin."""
         for route in self._initial_routes():
             self._open_table(route)
         quarantines = [quarantine_name(table.name) for table in self if table.has_quarantine]
@@ -84,9 +84,9 @@ class RunTables:
         names = self._in_claim_order([*self._tables, *quarantines])
         states = {name: self._catalog.load(name) for name in names}
         if self._earlier_runs:
-            taken = protocol.claimed_by_another(states, self._earlier_runs)
-            if taken:
-                raise refusal(taken, BatchVerdict.FENCED, states[taken])
+            taken_table = protocol.claimed_by_another(states, self._earlier_runs)
+            if taken_table:
+                raise refusal(taken_table, BatchVerdict.FENCED, states[taken_table])
         generation = protocol.next_generation(states.values())
         self._committer.claim = Claim(self._config.name, generation, run_id)
         self._source.load_details([located_marker(s) for s in states.values() if s.marker])
@@ -97,11 +97,11 @@ class RunTables:
             of_table = self._start_of_table(name, start)
             states[name] = self._committer.claim_table(name, state, of_table)
         self._is_claimed = True
-        # Again: the run before us may have committed until the moment of our claim.
+        # Again: the run before us may have committed until our claim.
         self._source.load_details([located_marker(state) for state in states.values()])
         states = self._handle_losses(states, accept_loss)
         markers = [located_marker(states[name]).marker for name in self._tables]
-        return Claimed(generation, self._first_positions([each.positions for each in markers]))
+        return Claimed(generation, self._first_positions([marker.positions for marker in markers]))
 
     def _in_claim_order(self, names: Sequence[str]) -> list[str]:
         return sorted(names)
@@ -110,9 +110,9 @@ class RunTables:
         return min_positions(*committed)
 
     def _initial_routes(self) -> Sequence[Route]:
-        """Tables by fixed name, by known topics, and those that an earlier run made."""
-        known = [self._router.route(topic) for topic in self._source.known_topics()]
-        routes = {route.table: route for route in [*self._router.fixed(), *known] if route}
+        """Return routes to tables by fixed name, by known topics, and that an earlier run made."""
+        by_topic = [self._router.route(topic) for topic in self._source.known_topics()]
+        routes = {route.table: route for route in [*self._router.fixed(), *by_topic] if route}
         for name in self._catalog.list_tables(self._router.reaches):
             rule = self._router.owner(name)
             if rule and name not in routes and self._catalog.load(name).marker:
@@ -136,22 +136,22 @@ class RunTables:
         )
 
     def _start_of_table(self, name: str, start: StartPositions) -> StartPositions:
-        """Where one table begins; a quarantine table follows its table and begins nowhere."""
+        """Return the table's part of `start`; a quarantine table has none, it follows its table."""
         if name not in self._tables:
             return StartPositions({})
         streams = self._streams_of_table(name, self._source.known_topics(), start.positions)
         return StartPositions(
-            {stream: at for stream, at in start.positions.items() if stream in streams},
-            {stream: one for stream, one in start.stream_ids.items() if stream in streams},
+            {stream: part for stream, part in start.positions.items() if stream in streams},
+            {stream: id_ for stream, id_ in start.stream_ids.items() if stream in streams},
         )
 
     def _handle_losses(
         self, states: Mapping[str, TableState], accept: bool
     ) -> dict[str, TableState]:
-        """Stop at records that the source no longer has, or write down that they are given up."""
+        """Raise if the source has lost records, or write into the tables that they are given up."""
         reports = {name: self._losses(state) for name, state in states.items()}
         for name in set(states) - set(self._tables):
-            # What a quarantine table has not seen yet is not missing from it.
+            # A quarantine's positions are only floors: behind them, nothing is missing from it.
             lost = [loss for loss in reports[name].lost if loss.kind != "retention"]
             reports[name] = replace(reports[name], lost=tuple(lost))
         affected = sorted(name for name in states if reports[name].lost)
@@ -159,7 +159,7 @@ class RunTables:
             first = min(affected, key=lambda name: name not in self._tables)
             raise loss_refusal(first, reports[first].lost)
         result = dict(states)
-        # Quarantine tables first: a crash in between still finds the table's own losses and asks.
+        # Quarantine tables first: after a crash in between, the table's own losses are found again.
         for name in sorted(affected, key=lambda name: name in self._tables):
             result[name] = self._committer.accept_losses(name, states[name], reports[name])
         return result
@@ -169,14 +169,14 @@ class RunTables:
         return self._source.losses(marker.positions, marker.stream_ids)
 
     def explain_failure(self) -> IcestreamError | None:
-        """After a failure: are we fenced, has the source lost something, or gone away itself?"""
+        """After a failure: return the error if fenced, or if the source lost records or is gone."""
         if not self._is_claimed:
-            return None  # nothing was ours yet
+            return None  # we had no table that another run could take
         try:
             states = {name: self._catalog.load(name) for name in self._tables}
-            own = [*self._earlier_runs, self._committer.claim.run_id]
-            if taken := protocol.claimed_by_another(states, own):
-                return refusal(taken, BatchVerdict.FENCED, states[taken])
+            own_runs = [*self._earlier_runs, self._committer.claim.run_id]
+            if taken_table := protocol.claimed_by_another(states, own_runs):
+                return refusal(taken_table, BatchVerdict.FENCED, states[taken_table])
             for name, state in states.items():
                 if lost := self._losses(state).lost:
                     return loss_refusal(name, lost)
@@ -188,7 +188,7 @@ class RunTables:
     # -- one batch -----------------------------------------------------------------------------
 
     def routes(self, batch: PositionRange) -> dict[str, str]:
-        """Topic → table for this range; tables seen for the first time are made and claimed."""
+        """Map the topics of this range to tables; new tables are created and claimed."""
         routes: dict[str, str] = {}
         for topic in self._source.topics(batch):
             route = self._router.route(topic)
@@ -207,7 +207,7 @@ class RunTables:
         return routes
 
     def plan(self, batch: PositionRange, routes: Mapping[str, str]) -> list[TableBatch]:
-        """Each table's part of the batch; raises what forbids to write to one of them."""
+        """Plan each table's part of the batch; raises if one of them must not be written to."""
         ids = self._source.stream_ids(batch.stop)
         names = sorted(set(routes.values()))
         return [self._plan_table(self._tables[name], batch, routes, ids) for name in names]
@@ -249,15 +249,15 @@ class RunTables:
         return protocol.plan_batch(state, self._committer.claim, table_range, table.consumed, ids)
 
     def refuse_recreated_streams(self, batches: Sequence[TableBatch]) -> None:
-        """Raise unless what was read came from the streams that were planned for."""
+        """Raise if a stream was re-created since the plan: its records may not be those planned."""
         # Second comparison in this batch: what was read between two equal answers came from that
         # stream.
-        before: dict[str, str] = {}
+        planned_ids: dict[str, str] = {}
         for batch in batches:
-            # The marker's too: one that was gone when we planned may be back as another.
+            # The marker's too: a stream that did not exist at the plan may be back as another one.
             ids = {**located_marker(batch.state).marker.stream_ids, **batch.stream_ids}
-            before |= {stream: one for stream, one in ids.items() if stream in batch.range.stop}
-        if self._source.stream_ids(before) != before:
+            planned_ids |= {name: id_ for name, id_ in ids.items() if name in batch.range.stop}
+        if self._source.stream_ids(planned_ids) != planned_ids:
             first = batches[0]
             raise self.explain_failure() or refusal(
                 first.table.name, BatchVerdict.INCARNATION, first.state
@@ -273,7 +273,7 @@ class RunTables:
     # -- consumed positions --------------------------------------------------------------------
 
     def note_consumed(self, batch: PositionRange, routes: Mapping[str, str]) -> None:
-        """After a batch: all tables have consumed its range, with rows or without."""
+        """After a batch: every table has consumed its range, with rows or without."""
         for table in self:
             table_range = self._range_of_table(table.name, batch, routes)
             table.consumed = max_positions(table.consumed, table_range.stop)
@@ -290,12 +290,12 @@ class RunTables:
     def _range_of_table(
         self, name: str, batch: PositionRange, routes: Mapping[str, str]
     ) -> PositionRange:
-        """The part of a range that concerns one table."""
+        """Return the part of a range that concerns one table."""
         topics = [topic for topic, table in routes.items() if table == name]
         streams = self._streams_of_table(name, topics, batch.stop)
         return PositionRange(
-            {stream: at for stream, at in batch.start.items() if stream in streams},
-            {stream: at for stream, at in batch.stop.items() if stream in streams},
+            {stream: part for stream, part in batch.start.items() if stream in streams},
+            {stream: part for stream, part in batch.stop.items() if stream in streams},
         )
 
     def _streams_of_table(self, name: str, topics: Sequence[str], among: Positions) -> set[str]:

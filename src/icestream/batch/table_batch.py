@@ -1,4 +1,4 @@
-"""One table of a run, what its mode does in a batch, and its part of a batch."""
+"""A table of a run, the interface of its mode, and its part of a batch."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,31 +17,31 @@ from icestream.write.target import StagedFile
 
 
 class TableMode(Protocol):
-    """What `mode:` makes of a table's records; one object per table and run."""
+    """What `mode:` makes of a table's records: append or upsert. One object per table and run."""
 
     @property
     def shuffle_by_partition(self) -> bool:
-        """Whether rows of a partition come together before they are written."""
+        """Whether rows are shuffled by table partition before they are written."""
         ...
 
     def plan(self, batch: "TableBatch") -> "TableBatch":
-        """Add to a planned batch what this mode needs before tasks begin."""
+        """Add what this mode needs before tasks begin, as keys and key index of a mirror."""
         ...
 
     def task_input(self, batch: "TableBatch", file_prefix: str) -> UpsertTaskInput | None:
-        """What tasks must know; None: every record is a row."""
+        """Return what tasks must know to apply changes; None: every record is a row."""
         ...
 
     def handle_requests(self, batch: "TableBatch", report: TaskReport) -> bool:
-        """Do what the tasks asked for. True: the batch is planned again."""
+        """Do what tasks asked for, as far as it is the mode's. True: plan the batch again."""
         ...
 
     def stage_deletes(self, batch: "TableBatch", report: TaskReport) -> Sequence[StagedFile]:
-        """Stage delete files, on the driver and right before the commit."""
+        """Stage position-delete files, on the driver, right before the commit."""
         ...
 
     def after_commit(self, report: TaskReport) -> None:
-        """Learn from a batch what the next one needs."""
+        """Remember of a batch what helps to plan the next one."""
         ...
 
     def abandon(self, batch: "TableBatch") -> None:
@@ -51,7 +51,7 @@ class TableMode(Protocol):
 
 @dataclass
 class RunTable:
-    """One table of this run."""
+    """A table of this run: how it is configured, and how far the run has consumed for it."""
 
     name: str
     rule: TableRule

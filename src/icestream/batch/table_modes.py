@@ -23,7 +23,7 @@ from icestream.write.target import StagedFile, stage_target
 
 _COUNTING = ("kafka", "generator")  # sources whose positions count records
 _LEAST_RECORDS = 25_000  # that are worth a task of their own
-_RECORDS_PER_GROUP = 100_000  # what comes to a group is packed by itself, with all its columns
+_RECORDS_PER_GROUP = 100_000  # changes of a group are packed by themselves, with all columns
 _BYTES_PER_GROUP = 128 << 20  # a task holds the changes of a group in memory
 
 
@@ -35,30 +35,30 @@ class AppendMode:
 
     @property
     def shuffle_by_partition(self) -> bool:
-        """As the files of the last commits suggest."""
+        """Whether the last commits had many tiny files."""
         return self._spread.shuffle_pays
 
     def plan(self, batch: TableBatch) -> TableBatch:
-        """Nothing to add."""
+        """Nothing to add: append tables have no keys."""
         return batch
 
     def task_input(self, batch: TableBatch, file_prefix: str) -> None:
-        """No keys, no changes."""
+        """None: every record is a row."""
 
     def handle_requests(self, batch: TableBatch, report: TaskReport) -> bool:
-        """Tasks of an append table ask for nothing that is its mode's."""
+        """False: tasks of an append table ask for nothing that concerns its mode."""
         return False
 
     def stage_deletes(self, batch: TableBatch, report: TaskReport) -> Sequence[StagedFile]:
-        """Nothing is ever deleted."""
+        """None: an append table deletes no rows."""
         return ()
 
     def after_commit(self, report: TaskReport) -> None:
-        """How the rows were spread over files."""
+        """Remember how the rows were spread over files."""
         self._spread.observe(report.staged.files, self._spread.shuffle_pays)
 
     def abandon(self, batch: TableBatch) -> None:
-        """Nothing was noted anywhere."""
+        """Nothing to forget: only files are staged, which `Pipeline` removes."""
 
 
 class MirrorMode:
@@ -80,24 +80,24 @@ class MirrorMode:
         self._bus = bus
         self._cores = cores
         self._positions_count_records = config.source.type in _COUNTING
-        self._in_one_task = False  # the next try of this batch
-        self._is_keyless = False  # and its user was told
+        self._in_one_task = False  # this batch is planned again, with all keys in one task
+        self._is_keyless = False  # and `key_missing` was emitted
         self._largest_record: int | None = None  # bytes, in the last batch
 
     def plan(self, batch: TableBatch) -> TableBatch:
         """Bring the table's key index to the snapshot that the batch is planned from."""
         keys = _keys(batch)
         if not keys or not set(keys) <= set(batch.state.metadata.columns):
-            return replace(batch, keys=keys or ())  # the first batch tells, and adds the columns
+            return replace(batch, keys=keys or ())  # its tasks report the keys and new columns
         index = self._indexes.reader_at(batch.name, batch.state, keys)
         return replace(batch, keys=keys, index=index)
 
     def task_input(self, batch: TableBatch, file_prefix: str) -> UpsertTaskInput | None:
-        """How changes are understood and applied; None: without a key, every record is a row."""
+        """Return how changes are read and applied; None: without a key, every record is a row."""
         rule = batch.table.rule
         if _keys(batch) == ():
             return None
-        terms = ChangeRules(
+        rules = ChangeRules(
             keys=batch.keys,
             sequence_by=tuple(rule.sequence_by or ()),
             delete_if=rule.apply_as_deletes,
@@ -105,7 +105,7 @@ class MirrorMode:
             truncate=rule.truncate,
         )
         if batch.index is None:
-            return UpsertTaskInput(terms)
+            return UpsertTaskInput(rules)
         mirror = MirrorTaskInput(
             stage_target(batch.state.metadata, file_prefix),
             batch.state.metadata.location,
@@ -118,13 +118,13 @@ class MirrorMode:
         buckets = batch.index.buckets
         records = batch.range.records if self._positions_count_records else None
         groups = group_count(records, self._largest_record, buckets, self._cores)
-        return UpsertTaskInput(terms, buckets, 1 if self._in_one_task else groups, mirror)
+        return UpsertTaskInput(rules, buckets, 1 if self._in_one_task else groups, mirror)
 
     def handle_requests(self, batch: TableBatch, report: TaskReport) -> bool:
-        """Write down keys that the records named; bring all keys into one task."""
+        """Store keys that the records name in the table, or bring all keys into one task."""
         requests = report.requests
         if _keys(batch) is None and (requests.keys or not requests.new_fields):
-            with suppress(CommitFailed):  # another was faster: planning again sees what is there
+            with suppress(CommitFailed):  # another writer was faster: planning again sees its state
                 self._changes.set_keys(batch.table.design, batch.state.base, requests.keys)
             return True
         if requests.needs_one_task and not self._in_one_task:
@@ -133,10 +133,10 @@ class MirrorMode:
         return False
 
     def stage_deletes(self, batch: TableBatch, report: TaskReport) -> Sequence[StagedFile]:
-        """Stage position deletes, and say what the commit will change in the index.
+        """Stage position deletes, and prepare what the commit will change in the key index.
 
-        The plan of the next batch confirms the index when it sees the commit in the table: so a
-        death in between is harmless.
+        The plan of the next batch confirms the index when it sees the commit in the table, so a
+        crash in between is harmless.
         """
         self._in_one_task = False
         self._largest_record = report.stats.largest
@@ -162,20 +162,20 @@ class MirrorMode:
         return write_deletes(deleted, partition_of, target, uuid.uuid4().hex[:12])
 
     def after_commit(self, report: TaskReport) -> None:
-        """Nothing: the next plan looks at the table."""
+        """Nothing to remember: `stage_deletes` did, and the next plan reads the table."""
 
     def abandon(self, batch: TableBatch) -> None:
-        """Forget what was staged for the index."""
+        """Forget what was staged for the key index."""
         if batch.index is not None:
             self._indexes.abandon(batch.name, batch.commit_id)
 
 
 def group_count(records: int | None, widest: int | None, most: int, cores: int) -> int:
-    """In how many groups of keys a batch is applied: each costs some milliseconds, however small.
+    """Return the number of key groups of a batch; each costs some milliseconds, however small.
 
     A power of two, so that tasks share them evenly: as many as there are cores, if the batch is
-    worth it, and more where they would be large. What is not known, as of a first batch, counts
-    as much.
+    worth it, and more where groups would be large. If sizes are unknown, as of a first batch, it
+    is `most`.
     """
     if records is None or widest is None:
         return most

@@ -1,4 +1,4 @@
-"""What the tasks of a batch are told of one table; picklable."""
+"""What the tasks of a batch get to know about one table; picklable."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from icestream.write.stage import StageTarget
 
 @dataclass(frozen=True)
 class TableTaskInput:
-    """What a task must know of one table."""
+    """What a task must know to decode and stage records of one table."""
 
     target: StageTarget
     quarantine: StageTarget | None  # None: does not exist yet; a bad record asks for it
@@ -23,16 +23,16 @@ class TableTaskInput:
     bad_records: str
     metadata_columns: bool
     dropped_columns: frozenset[str]
-    declared: frozenset[str] = frozenset()  # columns whose type the pipeline file says
+    declared: frozenset[str] = frozenset()  # columns whose type the pipeline file declares
     upsert: "UpsertTaskInput | None" = None  # None: every record is a row
-    shuffle_by_partition: bool = False  # rows of a partition come together before they are written
+    shuffle_by_partition: bool = False  # before rows are written
 
 
 @dataclass(frozen=True)
 class UpsertTaskInput:
-    """How the changes of a table are understood, and shared out among the tasks that apply them."""
+    """How the changes of a mirror are read, and shuffled to the tasks that apply them."""
 
     terms: ChangeRules
     buckets: int = 1
     groups: int = 1
-    mirror: MirrorTaskInput | None = None  # None: its keys are not known yet
+    mirror: MirrorTaskInput | None = None  # None: its keys are not known yet, so nothing is applied

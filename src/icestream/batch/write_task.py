@@ -1,4 +1,4 @@
-"""The executor's side of a batch after the shuffle: all changes of some keys, or gathered rows."""
+"""The task after the shuffle: applies changes to mirrors, or writes rows by partition."""
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from icestream.batch.report import (
     pack_reports,
 )
 from icestream.batch.row_layout import quarantine_rows
-from icestream.batch.shuffle import GatheredRowWriter, grouped_blocks, unpack
+from icestream.batch.shuffle import grouped_blocks, unpack
 from icestream.batch.table_task import TableTaskInput
 from icestream.errors import IcestreamError
 from icestream.failpoints import failpoint
@@ -26,20 +26,21 @@ from icestream.tables.marker import Counts
 from icestream.upsert.apply import ChangeApplier
 from icestream.upsert.changes import ChangeBatch
 from icestream.write.partition import PartitionLimitExceeded, partitions_refusal
+from icestream.write.stage import Stager
 
 _MEMORY = 128 << 20
 
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Picklable; Spark calls it once per task, with blocks that are sorted by table and group."""
+    """Writes shuffled blocks, sorted by table and group; picklable, called once per Spark task."""
 
     pipeline: str
     tables: Mapping[str, TableTaskInput]
     ingested_at: datetime
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write group after group, and pass on what the tasks before the shuffle reported."""
+        """Write group after group, and pass on the reports of the tasks before the shuffle."""
         passed_on: list[dict[str, object]] = []
         reports: dict[str, TaskReport] = {}
         result: dict[str, TaskReport] | IcestreamError = reports
@@ -48,19 +49,19 @@ class WriteTask:
             for table, group, blocks in grouped_blocks(batches):
                 if group == REPORTS:
                     passed_on += [
-                        {"table": table, "group": REPORTS, "block": each} for each in blocks
+                        {"table": table, "group": REPORTS, "block": block} for block in blocks
                     ]
                     continue
                 if writer is None or writer.name != table:
                     if writer:
                         reports[writer.name] = writer.finish()
-                    kind = _MirrorTableWriter if self.tables[table].upsert else _AppendTableWriter
-                    writer = kind(self, table)
+                    is_mirror = self.tables[table].upsert is not None
+                    writer = (_MirrorTableWriter if is_mirror else _AppendTableWriter)(self, table)
                 writer.process_group(group, blocks)
             if writer:
                 reports[writer.name] = writer.finish()
         except PartitionLimitExceeded as limit:
-            assert writer is not None, "it is what a writer raises"
+            assert writer is not None, "only writers raise it"
             result = partitions_refusal(writer.name, limit.count, limit.most, limit.where)
         except IcestreamError as failure:
             result = failure
@@ -85,21 +86,23 @@ class _TableWriter(Protocol):
 
 
 class _AppendTableWriter:
-    """Writes the rows of some partitions of one table."""
+    """Writes the rows of some partitions of an append table."""
 
     def __init__(self, task: WriteTask, name: str) -> None:
         self.name = name
-        self._rows = GatheredRowWriter(task.tables[name].target, _MEMORY)
+        self._stager = Stager(task.tables[name].target, uuid.uuid4().hex[:12], _MEMORY)
 
     def process_group(self, group: int, blocks: Sequence[bytes]) -> None:
-        self._rows.write_blocks(blocks)
+        for block in blocks:
+            for batch in unpack(block).to_batches():
+                self._stager.write(batch)
         failpoint("mid-write")
 
     def finish(self) -> TaskReport:
-        return TaskReport(staged=StagedChanges(files=self._rows.finish()))
+        return TaskReport(staged=StagedChanges(files=tuple(self._stager.finish())))
 
     def abort(self) -> None:
-        self._rows.abort()
+        self._stager.abort()
 
 
 class _MirrorTableWriter:
@@ -112,8 +115,8 @@ class _MirrorTableWriter:
         self.name = name
         self._task = task
         table = task.tables[name]
-        assert table.upsert is not None, "only changes come this way"
-        assert table.upsert.mirror is not None, "and only with a key"
+        assert table.upsert is not None, "only changes of mirrors are shuffled by key"
+        assert table.upsert.mirror is not None, "and only when the keys are known"
         self._upsert = table.upsert
         attempt = uuid.uuid4().hex[:12]
         self._applier = ChangeApplier(table.upsert.mirror, attempt, _MEMORY, task.ingested_at)
@@ -125,12 +128,12 @@ class _MirrorTableWriter:
     def process_group(self, group: int, blocks: Sequence[bytes]) -> None:
         changes = ChangeBatch.of([unpack(block) for block in blocks])
         buckets, groups = self._upsert.buckets, self._upsert.groups
-        own = [bucket for bucket in range(buckets) if bucket * groups // buckets == group]
-        bad = self._applier.apply(changes, own)
+        own_buckets = [bucket for bucket in range(buckets) if bucket * groups // buckets == group]
+        bad = self._applier.apply(changes, own_buckets)
         failpoint("mid-write")
         if bad is not None:
             rows = quarantine_rows(bad, self._task.pipeline, self._task.ingested_at, "apply")
-            # They were counted as landed before anybody could know.
+            # The task before the shuffle counted them as landed: only the fold shows they are bad.
             self._report += TaskReport(Counts(landed=-rows.num_rows))
             self._report += self._bad_records.handle(rows)
 

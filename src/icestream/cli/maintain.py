@@ -25,8 +25,10 @@ from icestream.observe.history import History
 
 if TYPE_CHECKING:
     from icestream.maintain.orphans import OrphanScan
+    from icestream.maintain.thread import MaintenanceWorker
 
 # Who asks for maintenance now wants all of it, not the share of time that it has beside a run.
+_CANCEL_SECONDS = 0.5
 _ALL = Budget(share=1e9, most=1e9, expiry=1e9)
 _ASKED = "asked for"
 _GIVEN_DAYS = 30
@@ -78,7 +80,9 @@ def run_maintenance(
             gate = MaintenanceGate(stopped=stop.is_set)
             worker = MaintenanceWorker(config, config.maintenance, spark, bus, gate, stop.is_set)
             ended = threading.Event()
-            watcher = threading.Thread(target=_call_off, args=(stop, ended, worker), daemon=True)
+            watcher = threading.Thread(
+                target=_cancel_after_stop, args=(stop, ended, worker), daemon=True
+            )
             watcher.start()
             try:
                 results = worker.run_actions(actions)
@@ -120,11 +124,13 @@ def _spark(config: PipelineConfig, listen: Callable[[], None]) -> Iterator[Any]:
         spark.stop()
 
 
-def _call_off(stop: threading.Event, ended: threading.Event, worker: Any) -> None:
+def _cancel_after_stop(
+    stop: threading.Event, ended: threading.Event, worker: "MaintenanceWorker"
+) -> None:
     """After Ctrl-C: cancel again and again until all has ended, as a job may begin just then."""
-    while not ended.wait(0.5):
+    while not ended.wait(_CANCEL_SECONDS):
         if stop.is_set():
-            worker.call_off()
+            worker.cancel_jobs()
 
 
 def show_plan(actions: Sequence[Action], off: bool, as_json: bool) -> None:
@@ -198,7 +204,7 @@ def _removes(scan: "OrphanScan") -> dict[str, Any]:
 
 def show_results(results: Sequence[ActionResult], as_json: bool) -> None:
     """Show how each action ended."""
-    outcomes = [_outcome(result) for result in results]
+    outcomes = [result.facts() for result in results]
     if as_json:
         output.result_json({"results": outcomes})
         return
@@ -252,30 +258,7 @@ def _moment(timestamp: float) -> str:
 
 
 def _facts(action: Action) -> dict[str, Any]:
-    return {
-        "table": action.table,
-        "action": action.kind.value,
-        "reason": action.reason,
-        "groups": len(action.groups),
-        "files": sum(len(group.files) for group in action.groups),
-        "bytes": sum(group.bytes for group in action.groups),
-    }
-
-
-def _outcome(result: ActionResult) -> dict[str, Any]:
-    return {
-        "table": result.action.table,
-        "action": result.action.kind.value,
-        "reason": result.action.reason,
-        "ending": result.ending.value,
-        "files_before": result.files_before,
-        "files_after": result.files_after,
-        "bytes_before": result.bytes_before,
-        "bytes_after": result.bytes_after,
-        "seconds": result.seconds,
-        "attempts": result.attempts,
-        "detail": result.detail,
-    }
+    return {"table": action.table} | action.facts()
 
 
 def _refuse_unknown(surveyed: Survey, table: str | None) -> None:

@@ -16,6 +16,7 @@ def run_watched(
     accept_loss: bool = False,
 ) -> None:
     """Fetch missing jars, then run pipelines until they end, and show their events."""
+    from icestream.run.options import RunOptions
     from icestream.run.supervisor import run
     from icestream.sources import source_for
     from icestream.spark import jars
@@ -26,7 +27,7 @@ def run_watched(
     with output.jar_progress() as progress:
         jars.ensure([*jars.CORE, *sets], progress=progress)
     bus = EventBus()
-    begin = partial(run, loaded, bus, once=once, seconds=seconds, accept_loss=accept_loss)
+    begin = partial(run, loaded, bus, RunOptions(once, seconds, accept_loss))
     if output.is_terminal() and log_format == "text":
         view = output.LiveView()
         bus.join(view)

@@ -1,8 +1,8 @@
-"""Commits of Iceberg's own actions, each offered once: the table tells what became of it.
+"""Iceberg's TableOperations in Python: a commit is tried once, and the table tells its outcome.
 
-An action of Iceberg would try its commit again by itself and clean up after a refusal, which can
-delete live files when an answer was lost (docs/design/exactly-once.md). Given these operations it
-does neither: no failure that comes out of Python is one that it retries or cleans up after.
+Iceberg would repeat a commit by itself and clean up after a refusal, which can delete live files
+when an answer was lost (docs/design/exactly-once.md). With these operations it does neither: no
+failure that comes out of Python is one that it retries or cleans up after.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +21,12 @@ class CommitBase:
 
     operations: Any
     metadata: Any
-    document: Mapping[str, Any]  # of the same metadata, in Iceberg's JSON, what we look at
-    other_facts: str = ""  # tells whether anything but the snapshots has changed
+    document: Mapping[str, Any]  # the same metadata as Iceberg's JSON, which Python reads
+    other_facts: str = ""  # compared to see whether anything but the snapshots has changed
 
 
 class OneAttemptOperations:
-    """Iceberg's TableOperations in Python: the base never moves and commit is tried once."""
+    """TableOperations for our own commits: the base never moves and commit is tried once."""
 
     def __init__(self, base: CommitBase) -> None:
         self._real = base.operations
@@ -38,11 +38,11 @@ class OneAttemptOperations:
         return self._base
 
     def refresh(self) -> Any:
-        """The base again: Iceberg must not move the attempt to a newer one."""
+        """The base again: Iceberg must not move the attempt to newer metadata."""
         return self._base
 
     def commit(self, base: Any, metadata: Any) -> None:
-        """Try once; the reason of a failure is kept in `failure`."""
+        """Try once; the reason of a failure stays in `failure`."""
         try:
             failpoint("before-request")
             self._real.commit(base, metadata)
@@ -53,11 +53,11 @@ class OneAttemptOperations:
             raise RuntimeError(self.failure) from None
 
     def release(self) -> None:
-        """Java collects proxies late, and each would keep a table's whole metadata till then."""
+        """Free the metadata: Java collects proxies late, and each would keep it till then."""
         self._real = self._base = None
 
     def requireStrictCleanup(self) -> bool:  # noqa: N802 (Iceberg's name)
-        """Iceberg may clean up only after failures that it marks so; none leaves `commit`."""
+        """True: Iceberg cleans up only after a `CleanableFailure`, and none leaves `commit`."""
         return True
 
     def io(self) -> Any:
@@ -69,11 +69,11 @@ class OneAttemptOperations:
         return self._real.encryption()
 
     def metadataFileLocation(self, name: str) -> str:  # noqa: N802
-        """Where a metadata file of this name lies."""
+        """The path for a metadata file of this name."""
         return str(self._real.metadataFileLocation(name))
 
     def locationProvider(self) -> Any:  # noqa: N802
-        """The table's own."""
+        """The table's own location provider."""
         return self._real.locationProvider()
 
     def temp(self, metadata: Any) -> Any:
@@ -91,44 +91,45 @@ class OneAttemptOperations:
 
 
 def first_line(failure: BaseException) -> str:
-    """What failed, in one line; of a Java exception without its stack trace."""
+    """Describe a failure in one line; a Java exception without its stack trace."""
     if isinstance(failure, Py4JJavaError):
         return str(failure.java_exception.toString()).splitlines()[0]
     return f"{type(failure).__name__}: {failure}".splitlines()[0]
 
 
 class ActionOperations(OneAttemptOperations):
-    """Iceberg's TableOperations in Python: a fresh base for the commit, which is tried once.
+    """TableOperations for Iceberg's own actions: a fresh base for the commit, tried once.
 
-    The turn is taken when the action looks at the table to commit, and ends with the attempt.
+    The commit window is taken when the action refreshes in order to commit, and ends with the
+    attempt.
     """
 
     def __init__(
         self,
         base: CommitBase,
-        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        commit_window: Callable[[], AbstractContextManager[None]] = nullcontext,
         before: str = "",
         after: str = "",
     ) -> None:
         super().__init__(base)
-        self._turn = turn
-        self._points = before, after  # failpoints
-        self._held = ExitStack()
-        self._holds = False
+        self._commit_window = commit_window
+        self._failpoints = before, after
+        self._window = ExitStack()
+        self._has_window = False
         self.planned = base.metadata
         self.offered: Any = None  # the metadata that was to become the table's
         self.base: Any = None  # what it was to replace
 
     def refresh(self) -> Any:
-        """The newest metadata; once something is offered, this is only to look at it."""
-        if self.offered is None and not self._holds:
-            self._held.enter_context(self._turn())
-            self._holds = True
+        """Load the newest metadata, in the commit window unless the commit was tried already."""
+        if self.offered is None and not self._has_window:
+            self._window.enter_context(self._commit_window())
+            self._has_window = True
         self._base = self._real.refresh()
         return self._base
 
     def commit(self, base: Any, metadata: Any) -> None:
-        """Try once."""
+        """Try once, and end the commit window."""
         self.base, self.offered = base, metadata
         try:
             self._pass_failpoint(0)
@@ -138,18 +139,18 @@ class ActionOperations(OneAttemptOperations):
             self.failure = first_line(failure)
             raise RuntimeError(self.failure) from None
         finally:
-            self._held.close()
+            self._window.close()
 
     def reload(self) -> Any:
-        """The table's metadata now."""
+        """Load the table's metadata as it is now, without the commit window."""
         return self._real.refresh()
 
     def release(self) -> None:
-        """End the turn, however far it came, and free the metadata."""
-        self._held.close()
+        """End the commit window, however far the action came, and free the metadata."""
+        self._window.close()
         super().release()
         self.planned = self.offered = self.base = None
 
-    def _pass_failpoint(self, which: int) -> None:
-        if self._points[which]:
-            failpoint(self._points[which])
+    def _pass_failpoint(self, index: int) -> None:
+        if self._failpoints[index]:
+            failpoint(self._failpoints[index])

@@ -1,4 +1,4 @@
-"""The only place that talks to Iceberg's commit API: one attempt, from exactly the planned base.
+"""Commits by Iceberg's Java API: one attempt, from exactly the planned base; nothing else does.
 
 Iceberg would retry and clean up by itself, and its clean-up can delete manifests that are live
 when an answer was lost (docs/design/exactly-once.md). So it commits through
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_FOLLOWED = 5_000  # snapshots; expiry keeps tables far below
+_MOST_SNAPSHOTS = 5_000  # that JSON is extended to; expiry keeps tables far below
 
 
 class IcebergTables:
-    """The protocol's port, on a Java catalog in the driver's JVM."""
+    """The tables of a Java catalog in the driver's JVM; implements `RunCatalog`."""
 
     def __init__(self, jvm: Any, catalog: Any, pipeline: str) -> None:
         self.jvm = jvm
@@ -41,13 +41,14 @@ class IcebergTables:
         self._last_states: dict[str, TableState] = {}
         # NaN and infinity can be partition values; Iceberg's own mapper does not read them back.
         core = jvm.org.apache.iceberg.shaded.com.fasterxml.jackson.core
-        odd_numbers = getattr(core, "JsonParser$Feature").ALLOW_NON_NUMERIC_NUMBERS
+        non_numeric = getattr(core, "JsonParser$Feature").ALLOW_NON_NUMERIC_NUMBERS
         mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper().copy()
-        self._mapper = mapper.configure(odd_numbers, True)
+        self._mapper = mapper.configure(non_numeric, True)
 
     def load(self, name: str) -> TableState:
         """Read the table's current metadata."""
         try:
+            # The same operations each time: their refresh refuses a table with another uuid.
             operations = self._operations.get(name)
             if operations is None:
                 operations = self.java_catalog.loadTable(self.identifier(name)).operations()
@@ -56,42 +57,44 @@ class IcebergTables:
         except Py4JJavaError as failure:
             self._operations.pop(name, None)
             raise _load_error(name, failure) from None
-        document, rest = self._metadata_json(self._last_states.get(name), metadata)
-        base = CommitBase(operations, metadata, document, rest)
+        document, other_facts = self._metadata_json(self._last_states.get(name), metadata)
+        base = CommitBase(operations, metadata, document, other_facts)
         state = table_state(Metadata(document), self._pipeline, base)
         self._last_states[name] = state
         return state
 
     def _metadata_json(
-        self, seen: TableState | None, metadata: Any
+        self, last_state: TableState | None, metadata: Any
     ) -> tuple[Mapping[str, Any], str]:
-        """The metadata as JSON. It grows with every snapshot, so one more is only added to it."""
+        """Return the metadata as JSON, and `CommitBase.other_facts`."""
+        # JSON grows with each snapshot: if the only news is one snapshot, it is added to the last.
         iceberg = self.jvm.org.apache.iceberg
         properties, marker = metadata.properties(), property_name(self._pipeline)
         stored = properties.get(marker)
-        # All else that a commit of somebody may have changed, in one question.
-        rest = f"{properties.toString().replace(stored or '', '')} {metadata.currentSchemaId()} "
-        rest += f"{metadata.defaultSpecId()} {metadata.defaultSortOrderId()} {metadata.uuid()}"
+        # All else that any writer's commit may have changed, in one comparison.
+        facts = f"{properties.toString().replace(stored or '', '')} {metadata.currentSchemaId()} "
+        facts += f"{metadata.defaultSpecId()} {metadata.defaultSortOrderId()} {metadata.uuid()}"
         newest = metadata.currentSnapshot()
-        known: CommitBase | None = seen.base if seen else None
-        if known is None or newest is None or known.other_facts != rest:
-            return json.loads(iceberg.TableMetadataParser.toJson(metadata)), rest
-        document = known.document
+        last: CommitBase | None = last_state.base if last_state else None
+        if last is None or newest is None or last.other_facts != facts:
+            return json.loads(iceberg.TableMetadataParser.toJson(metadata)), facts
+        document = last.document
         snapshots = document.get("snapshots", [])
-        at, count = newest.snapshotId(), metadata.snapshots().size()
-        before = document.get("current-snapshot-id")
-        told = document["properties"].get(marker)
-        if (at, count, stored) == (before, len(snapshots), told):
-            return document, rest
-        if newest.parentId() != before or count != len(snapshots) + 1 or len(snapshots) > _FOLLOWED:
-            return json.loads(iceberg.TableMetadataParser.toJson(metadata)), rest
+        newest_id, count = newest.snapshotId(), metadata.snapshots().size()
+        last_id = document.get("current-snapshot-id")
+        last_stored = document["properties"].get(marker)
+        if (newest_id, count, stored) == (last_id, len(snapshots), last_stored):
+            return document, facts
+        is_next = newest.parentId() == last_id and count == len(snapshots) + 1
+        if not is_next or len(snapshots) > _MOST_SNAPSHOTS:
+            return json.loads(iceberg.TableMetadataParser.toJson(metadata)), facts
         return {
             **document,
             "properties": {**document["properties"], marker: stored},
             "snapshots": [*snapshots, json.loads(iceberg.SnapshotParser.toJson(newest))],
-            "current-snapshot-id": at,
+            "current-snapshot-id": newest_id,
             "last-sequence-number": metadata.lastSequenceNumber(),
-        }, rest
+        }, facts
 
     def exists(self, name: str) -> bool:
         """Whether the catalog knows the table."""
@@ -101,30 +104,30 @@ class IcebergTables:
             raise _load_error(name, failure) from None
 
     def list_tables(self, reaches: Callable[[str], bool]) -> list[str]:
-        """Tables in the namespaces that `reaches` says yes to, at any depth."""
-        found: list[str] = []
+        """List tables in the namespaces that `reaches` says yes to, at any depth."""
+        names: list[str] = []
         try:
-            left = list(self.java_catalog.listNamespaces(self._namespaces.empty()))
-            while left:
-                namespace = left.pop()
+            namespaces = list(self.java_catalog.listNamespaces(self._namespaces.empty()))
+            while namespaces:
+                namespace = namespaces.pop()
                 if reaches(str(namespace.toString())):
-                    left.extend(self.java_catalog.listNamespaces(namespace))
+                    namespaces.extend(self.java_catalog.listNamespaces(namespace))
                     tables = self.java_catalog.listTables(namespace)
-                    found.extend(str(each.toString()) for each in tables)
+                    names.extend(str(table.toString()) for table in tables)
         except Py4JJavaError as failure:
             raise Unreachable(
                 f"the catalog's tables cannot be listed: {first_line(failure)}",
                 hint="check the catalog with `icestream validate`",
             ) from None
-        return sorted(found)
+        return sorted(names)
 
     def commit(
-        self, name: str, base: CommitBase, marker: Marker, before: Positions, work: AddedFiles
+        self, name: str, base: CommitBase, marker: Marker, before: Positions, files: AddedFiles
     ) -> None:
-        """Add the files and set the marker in one transaction, in a single attempt."""
+        """Add files and set the marker in one transaction, in a single attempt."""
         try:
             self.transact(
-                name, base, lambda transaction: self._append(transaction, marker, before, work)
+                name, base, lambda transaction: self._append(transaction, marker, before, files)
             )
         except (Py4JError, PySparkException) as failure:
             raise CommitFailed(first_line(failure)) from None
@@ -134,6 +137,8 @@ class IcebergTables:
         operations = OneAttemptOperations(base)
         try:
             transaction = self.jvm.org.apache.iceberg.BaseTable(operations, name).newTransaction()
+            # A failure of `build` is passed on as it is: nothing was sent to the catalog yet, and
+            # the caller knows what it means.
             build(transaction)
             try:
                 transaction.commitTransaction()
@@ -142,57 +147,58 @@ class IcebergTables:
         finally:
             operations.release()
 
-    def commit_rewrite(self, name: str, base: CommitBase, work: ReplacedFiles) -> None:
-        """Put files in the place of others in a single attempt; the marker stays as it is."""
+    def commit_rewrite(self, name: str, base: CommitBase, files: ReplacedFiles) -> None:
+        """Replace files by others in a single attempt; the marker stays as it is."""
         try:
-            self.transact(name, base, lambda transaction: self._replace(transaction, base, work))
+            self.transact(name, base, lambda transaction: self._replace(transaction, base, files))
         except Py4JJavaError as failure:
-            kind = failure.java_exception.getClass().getSimpleName()
-            refused = InputsReplaced if kind == "ValidationException" else CommitFailed
-            raise refused(first_line(failure)) from None
+            exception_name = failure.java_exception.getClass().getSimpleName()
+            # So Iceberg says that files to be removed are not there: somebody else replaced them.
+            error = InputsReplaced if exception_name == "ValidationException" else CommitFailed
+            raise error(first_line(failure)) from None
         except (Py4JError, PySparkException) as failure:
             raise CommitFailed(first_line(failure)) from None
 
     def identifier(self, name: str) -> Any:
-        """`namespace.table` as Iceberg's identifier."""
+        """Parse `namespace.table` to Iceberg's identifier."""
         return self.jvm.org.apache.iceberg.catalog.TableIdentifier.parse(name)
 
-    def _parser(self, transaction: Any) -> Callable[[str], Any]:
+    def _file_parser(self, transaction: Any) -> Callable[[str], Any]:
         parser = self.jvm.org.apache.iceberg.ContentFileParser
         specs = transaction.table().specs()
         return lambda text: parser.fromJson(self._mapper.readTree(text), specs)
 
-    def _replace(self, transaction: Any, base: CommitBase, work: ReplacedFiles) -> None:
-        parsed = self._parser(transaction)
+    def _replace(self, transaction: Any, base: CommitBase, files: ReplacedFiles) -> None:
+        parse = self._file_parser(transaction)
         update = transaction.newRewrite()
-        # The base is the snapshot that was looked at: there is nothing else to validate against.
+        # The base is the snapshot that was read: there is nothing else to validate against.
         update.validateFromSnapshot(base.document["current-snapshot-id"])
-        for text in (*work.removed, *work.removed_deletes):
-            update.deleteFile(parsed(text))
-        for text in (*work.added, *work.added_deletes):
-            update.addFile(parsed(text))
-        for text, sequence in work.kept_deletes:
-            update.addFile(parsed(text), sequence)
-        update.set(REWRITE_ID, work.rewrite_id)
+        for text in (*files.removed, *files.removed_deletes):
+            update.deleteFile(parse(text))
+        for text in (*files.added, *files.added_deletes):
+            update.addFile(parse(text))
+        for text, sequence in files.kept_deletes:
+            update.addFile(parse(text), sequence)
+        update.set(REWRITE_ID, files.rewrite_id)
         update.commit()
 
     def _append(
-        self, transaction: Any, marker: Marker, before: Positions, work: AddedFiles
+        self, transaction: Any, marker: Marker, before: Positions, files: AddedFiles
     ) -> None:
-        parsed = self._parser(transaction)
-        if work.deletes:
+        parse = self._file_parser(transaction)
+        if files.deletes:
             # No validation: the base is the snapshot that the positions were looked up in.
             update = transaction.newRowDelta()
-            for text in work.files:
-                update.addRows(parsed(text))
-            for text in work.deletes:
-                update.addDeletes(parsed(text))
+            for text in files.files:
+                update.addRows(parse(text))
+            for text in files.deletes:
+                update.addDeletes(parse(text))
         else:
             # Fast append: one new manifest a commit; merging manifests is maintenance's work.
             update = transaction.newFastAppend()
-            for text in work.files:
-                update.appendFile(parsed(text))
-        for key, value in summary(marker, before, work.records).items():
+            for text in files.files:
+                update.appendFile(parse(text))
+        for key, value in summary(marker, before, files.records).items():
             update.set(key, value)
         update.commit()
         properties = transaction.updateProperties()
@@ -206,8 +212,8 @@ def _load_error(name: str, failure: Py4JJavaError) -> Exception:
             f"table `{name}` is not the one that this pipeline wrote to",
             hint="was it dropped and created again? start over under another pipeline name",
         )
-    kind = failure.java_exception.getClass().getSimpleName()
-    if kind in ("NoSuchTableException", "NoSuchNamespaceException"):
+    exception_name = failure.java_exception.getClass().getSimpleName()
+    if exception_name in ("NoSuchTableException", "NoSuchNamespaceException"):
         return Replaced(
             f"table `{name}` does not exist (any more)",
             hint="restore it, or start over under another pipeline name",
@@ -219,9 +225,9 @@ def _load_error(name: str, failure: Py4JJavaError) -> Exception:
 
 
 def java_tables(spark: "SparkSession", catalog: CatalogAdapter, pipeline: str) -> IcebergTables:
-    """The tables of a catalog in the driver's JVM."""
+    """Open a catalog in the driver's JVM."""
     jvm: Any = spark.sparkContext._jvm
-    opened = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+    java_catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
         catalog.name, dict(catalog.java_properties()), spark._jsc.hadoopConfiguration()
     )
-    return IcebergTables(jvm, opened, pipeline)
+    return IcebergTables(jvm, java_catalog, pipeline)

@@ -1,7 +1,7 @@
-"""What commits ask of a catalog: a fresh look, one attempt; what an attempt carries, how it fails.
+"""The interface of commits to a catalog: load a table, try a commit once; its files and errors.
 
-commit/java_catalog.py and commit/table_builder.py are the real ones. Nothing here needs a JVM, so
-that all who use the port can be driven by a simulated catalog.
+Implemented by commit/java_catalog.py and commit/table_builder.py. Nothing here needs a JVM, so
+that whatever uses the interface can be tested with a simulated catalog.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,28 +16,28 @@ from icestream.tables.marker import Marker
 
 
 class CommitFailed(Exception):
-    """One attempt was refused, failed or went unanswered: only a fresh look tells which."""
+    """One attempt was refused, failed or went unanswered: only loading the table again tells."""
 
 
 class InputsReplaced(CommitFailed):
-    """What was to be replaced is no longer there: nothing was committed, and trying is no use."""
+    """Files to be replaced are no longer live: nothing was committed, and a retry is no use."""
 
 
 @dataclass(frozen=True)
 class AddedFiles:
-    """Files to add, as the JSON that Iceberg's ContentFileParser reads; may be none."""
+    """Files to add, as the JSON that Iceberg's ContentFileParser reads; none for a claim."""
 
     files: Sequence[str] = ()
     records: int = 0
-    deletes: Sequence[str] = ()  # position deletes, of rows in the snapshot that is the base
-    base_only: bool = False  # it fits that snapshot alone
+    deletes: Sequence[str] = ()  # position deletes of rows in the base snapshot
+    base_only: bool = False  # the files fit no other base, as they rest on its row positions
 
 
 @dataclass(frozen=True)
 class ReplacedFiles:
-    """Files that take the place of others with the same rows, in the same JSON."""
+    """Files that replace others with the same rows, in the same JSON."""
 
-    rewrite_id: str  # by which its snapshot is found again
+    rewrite_id: str  # in the summary, to find the snapshot again
     removed: Sequence[str] = ()  # data files
     added: Sequence[str] = ()
     removed_deletes: Sequence[str] = ()
@@ -46,7 +46,7 @@ class ReplacedFiles:
 
 
 class CommitCatalog(Protocol):
-    """A fresh look at a table, and single compare-and-set attempts."""
+    """A catalog that loads tables and tries commits once, by compare-and-set."""
 
     def load(self, name: str) -> TableState:
         """Read the table's current state; raises Unreachable."""
@@ -60,7 +60,7 @@ class CommitCatalog(Protocol):
 
 
 class RewriteCatalog(CommitCatalog, Protocol):
-    """A catalog that takes rewrites as well."""
+    """A catalog that commits rewrites as well."""
 
     def commit_rewrite(self, name: str, base: Any, files: ReplacedFiles) -> None:
         """Try once, from exactly `base`; raises CommitFailed or InputsReplaced."""
@@ -68,22 +68,22 @@ class RewriteCatalog(CommitCatalog, Protocol):
 
 
 class RunCatalog(CommitCatalog, Protocol):
-    """What a run asks of its catalog besides."""
+    """A catalog that finds tables as well, for a run."""
 
     def exists(self, name: str) -> bool:
         """Whether the catalog knows the table."""
         ...
 
     def list_tables(self, reaches: Callable[[str], bool]) -> list[str]:
-        """Tables in the namespaces that `reaches` says yes to, at any depth."""
+        """List tables in the namespaces that `reaches` says yes to, at any depth."""
         ...
 
 
 class TableChanges(Protocol):
-    """Changes of tables, each a single attempt; raise CommitFailed when another was faster."""
+    """Creates and alters tables, in one attempt each; CommitFailed if another writer was faster."""
 
     def create(self, design: TableDesign) -> bool:
-        """Create the table unless it is there. True: it was created here."""
+        """Create the table unless it exists. True: it was created here."""
         ...
 
     def evolve(
@@ -93,9 +93,9 @@ class TableChanges(Protocol):
         new: Sequence[NewField],
         wider: Sequence[NewField] = (),
     ) -> None:
-        """Add columns and widen others, lay the table out if that had to wait."""
+        """Add and widen columns, and add partition spec and sort order if they had to wait."""
         ...
 
     def set_keys(self, design: TableDesign, base: Any, keys: Sequence[str]) -> None:
-        """Write down the key columns of a mirror, as its records name them."""
+        """Store the key columns of a mirror, as its records name them, in the table."""
         ...

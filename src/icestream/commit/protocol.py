@@ -1,7 +1,7 @@
-"""The pure part of the protocol: facts about a table in, a verdict or the next marker out.
+"""The rules of exactly-once, as pure functions: a table's state in, a verdict or marker out.
 
-No Spark, no Iceberg, no clock, no randomness: those come in through the `CommitCatalog` port and
-the arguments, so that a simulator can run the very same code. docs/design/exactly-once.md says why.
+No Spark, no Iceberg, no clock, no randomness: those are behind the `CommitCatalog` interface and
+in the arguments, so that a simulator can run the same code. docs/design/exactly-once.md says why.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from icestream.tables.marker import Counts, Loss, Marker
 
 @dataclass(frozen=True)
 class GapRange:
-    """Positions that the source no longer has."""
+    """Positions between a table's marker and the start of a range: nobody would write them."""
 
     stream: str
     partition: int
@@ -27,7 +27,7 @@ class GapRange:
 
 
 class MarkerStatus(Enum):
-    """Whether a table is the one that our marker speaks of."""
+    """Result of comparing the marker with the snapshots: new, ours, rolled back, other table."""
 
     NEW = "new"
     OURS = "ours"
@@ -60,7 +60,7 @@ class CommitOutcome(Enum):
 
 @dataclass(frozen=True)
 class Claim:
-    """The right of one run to write, until somebody claims a higher generation."""
+    """The right of one run to write, until another run claims a higher generation."""
 
     pipeline: str
     generation: int
@@ -78,24 +78,25 @@ class BatchPlan:
 
 def marker_status(state: TableState) -> MarkerStatus:
     """Compare the marker property with the newest own snapshot that is still retained."""
-    own = next((each.commit_id for each in state.ancestors if each.commit_id), None)
+    own_commit = next((each.commit_id for each in state.ancestors if each.commit_id), None)
     marker = state.marker
     if marker is None:
-        return MarkerStatus.NEW if own is None else MarkerStatus.REWOUND
+        return MarkerStatus.NEW if own_commit is None else MarkerStatus.REWOUND
     if marker.table_uuid != state.uuid:
         return MarkerStatus.REPLACED
-    if own is not None:
-        return MarkerStatus.OURS if own == marker.commit_id else MarkerStatus.REWOUND
-    # No own snapshot is left. Expiry explains that only if the walk was cut short, behind us.
+    if own_commit is not None:
+        return MarkerStatus.OURS if own_commit == marker.commit_id else MarkerStatus.REWOUND
+    # No own snapshot is left. Expiry explains that only if the oldest ancestor's parent is gone,
+    # and the ancestor is not older than our commit.
     oldest = state.ancestors[-1] if state.ancestors else None
     if oldest is None or oldest.parent_id is None:
         return MarkerStatus.REPLACED
-    behind = oldest.sequence_number >= marker.snapshot_sequence
-    return MarkerStatus.OURS if behind else MarkerStatus.REPLACED
+    is_later = oldest.sequence_number >= marker.snapshot_sequence
+    return MarkerStatus.OURS if is_later else MarkerStatus.REPLACED
 
 
 def next_generation(states: Iterable[TableState]) -> int:
-    """One above every generation seen in the pipeline's tables."""
+    """Return a generation above those of all the pipeline's tables."""
     return 1 + max((state.marker.generation for state in states if state.marker), default=0)
 
 
@@ -107,7 +108,7 @@ def marker_of_claim(
     stream_ids: Mapping[str, str],
     details: Mapping[str, str],
 ) -> Marker:
-    """The marker that claims a table; only a table without one begins at `start`."""
+    """Return the marker that claims a table; only a table without one begins at `start`."""
     old = state.marker
     return Marker(
         pipeline=claim.pipeline,
@@ -128,14 +129,15 @@ def marker_of_claim(
 
 
 def claim_outcome(state: TableState, claim: Claim) -> CommitOutcome:
-    """Whether `claim` may (still) take the table: AGAIN means yes, try from this view."""
+    """Whether `claim` may (still) be committed. AGAIN: yes, an attempt may start from `state`."""
     marker = state.marker
+    # Our own claim, by an attempt whose answer was lost.
     if marker and marker.run_id == claim.run_id and marker.generation == claim.generation:
         return CommitOutcome.LANDED
-    stand = marker_status(state)
-    if stand is MarkerStatus.REWOUND:
+    status = marker_status(state)
+    if status is MarkerStatus.REWOUND:
         return CommitOutcome.REWOUND
-    if stand is MarkerStatus.REPLACED:
+    if status is MarkerStatus.REPLACED:
         return CommitOutcome.REPLACED
     if marker and marker.generation >= claim.generation:
         return CommitOutcome.FENCED
@@ -143,18 +145,19 @@ def claim_outcome(state: TableState, claim: Claim) -> CommitOutcome:
 
 
 def claimed_by_another(states: Mapping[str, TableState], runs: Iterable[str]) -> str | None:
-    """Name a table whose newest claim is none of these runs', or None: they may begin again.
+    """Return a table whose newest claim is none of these runs', if there is one.
 
-    A process that begins a broken run anew must not take its tables from whoever came meanwhile.
+    A process that restarts a failed run must not take the tables from a run that claimed them
+    meanwhile. None: the restart may claim them.
     """
     claims = {name: state.marker for name, state in states.items() if state.marker}
     newest = max((marker.generation for marker in claims.values()), default=0)
-    known = set(runs)
+    own_runs = set(runs)
     return min(
         (
             name
             for name, marker in claims.items()
-            if marker.generation == newest and marker.run_id not in known
+            if marker.generation == newest and marker.run_id not in own_runs
         ),
         default=None,
     )
@@ -164,51 +167,56 @@ def plan_batch(
     state: TableState,
     claim: Claim,
     batch: PositionRange,
-    progress: Positions,
+    consumed: Positions,
     stream_ids: Mapping[str, str],
 ) -> BatchPlan:
     """Judge a batch for one table, before anything is staged.
 
-    `progress` is what this run has seen go by without rows for the table: the marker in the
-    table only follows now and then, and a range that starts behind it is no gap.
+    `consumed` is how far this run has processed, with rows for the table or without. The marker
+    follows only now and then: a range that starts after it, but not after `consumed`, is no gap.
     """
-    stand = marker_status(state)
+    status = marker_status(state)
     marker = state.marker
-    if stand is MarkerStatus.REWOUND:
+    if status is MarkerStatus.REWOUND:
         return BatchPlan(BatchVerdict.REWOUND, {})
-    if stand is not MarkerStatus.OURS or marker is None:
+    if status is not MarkerStatus.OURS or marker is None:
         return BatchPlan(BatchVerdict.REPLACED, {})
     if marker.generation != claim.generation or marker.run_id != claim.run_id:
         return BatchPlan(BatchVerdict.FENCED, {})
-    for stream, known in marker.stream_ids.items():
-        if stream in batch.stop and stream_ids.get(stream, known) != known:
+    # A stream without an id now (deleted, or an old broker) passes here; when all is read,
+    # `refuse_recreated_streams` compares again.
+    for stream, known_id in marker.stream_ids.items():
+        if stream in batch.stop and stream_ids.get(stream, known_id) != known_id:
             return BatchPlan(BatchVerdict.INCARNATION, {})
     floors: dict[str, dict[int, int]] = {}
-    missing: list[GapRange] = []
-    fresh = False
+    gaps: list[GapRange] = []
+    has_new = False
     for stream, partitions in batch.stop.items():
-        for number, stop in partitions.items():
-            start = batch.start.get(stream, {}).get(number, 0)
-            known_at = _known_position(marker.positions, progress, stream, number)
-            if known_at is not None and start > known_at:
-                missing.append(GapRange(stream, number, known_at, start))
-            floor = start if known_at is None else max(start, known_at)
-            floors.setdefault(stream, {})[number] = floor
-            fresh = fresh or stop > floor
-    if missing:
-        return BatchPlan(BatchVerdict.GAP, floors, tuple(missing))
-    return BatchPlan(BatchVerdict.COMMIT if fresh else BatchVerdict.SKIP, floors)
+        for partition, stop in partitions.items():
+            start = batch.start.get(stream, {}).get(partition, 0)
+            known = _known_position(marker.positions, consumed, stream, partition)
+            # A partition that came up during the run is read from its earliest record. Only one
+            # with a known position can have a gap.
+            if known is not None and start > known:
+                gaps.append(GapRange(stream, partition, known, start))
+            floor = start if known is None else max(start, known)
+            floors.setdefault(stream, {})[partition] = floor
+            has_new = has_new or stop > floor
+    if gaps:
+        return BatchPlan(BatchVerdict.GAP, floors, tuple(gaps))
+    return BatchPlan(BatchVerdict.COMMIT if has_new else BatchVerdict.SKIP, floors)
 
 
 def quarantine_floors(state: TableState | None, batch: PositionRange) -> Positions:
-    """Floors of a quarantine table: its marker trims, but never means a gap or a start."""
-    kept = state.marker.positions if state and state.marker else {}
+    """Return the floors of a quarantine table: its marker never means a gap or a start."""
+    committed = state.marker.positions if state and state.marker else {}
     return {
         stream: {
-            number: max(
-                batch.start.get(stream, {}).get(number, 0), kept.get(stream, {}).get(number, 0)
+            partition: max(
+                batch.start.get(stream, {}).get(partition, 0),
+                committed.get(stream, {}).get(partition, 0),
             )
-            for number in partitions
+            for partition in partitions
         }
         for stream, partitions in batch.stop.items()
     }
@@ -223,10 +231,10 @@ def marker_after_batch(
     details: Mapping[str, str],
     stream_ids: Mapping[str, str],
 ) -> Marker:
-    """The marker after this batch; positions never move back."""
+    """Return the marker after this batch; positions never move back."""
     old = state.marker
     assert old is not None, "a table is claimed before anything is planned for it"
-    marks = [mark for mark in (old.watermark_ms, watermark_ms) if mark is not None]
+    watermarks = [time_ms for time_ms in (old.watermark_ms, watermark_ms) if time_ms is not None]
     return replace(
         old,
         commit_id=commit_id,
@@ -236,7 +244,7 @@ def marker_after_batch(
         positions=max_positions(old.positions, batch.stop),
         stream_ids={**{s: stream_ids[s] for s in batch.stop if s in stream_ids}, **old.stream_ids},
         counts=old.counts + counts,
-        watermark_ms=max(marks, default=None),
+        watermark_ms=max(watermarks, default=None),
         details={**old.details, **details},
     )
 
@@ -248,32 +256,36 @@ def marker_after_losses(
     resume: Positions,
     stream_ids: Mapping[str, str],
 ) -> Marker:
-    """The marker after accepted losses: their streams go on at `resume`, or are forgotten."""
+    """Return the marker after losses: their streams go on at `resume`, or are forgotten."""
     old = state.marker
     assert old is not None, "a table is claimed before its losses are looked at"
     accepted = tuple(losses)
-    hurt = {loss.stream for loss in accepted}
+    lost = {loss.stream for loss in accepted}
+    positions = {stream: part for stream, part in old.positions.items() if stream not in lost}
+    known_ids = {stream: id_ for stream, id_ in old.stream_ids.items() if stream not in lost}
     return replace(
         old,
         commit_id=commit_id,
         previous_commit_id=old.commit_id,
         sequence=old.sequence + 1,
         snapshot_sequence=state.last_sequence + 1,
-        positions={**{s: at for s, at in old.positions.items() if s not in hurt}, **resume},
-        stream_ids={**{s: i for s, i in old.stream_ids.items() if s not in hurt}, **stream_ids},
+        positions={**positions, **resume},
+        stream_ids={**known_ids, **stream_ids},
         losses=(*old.losses, *accepted),
     )
 
 
 def outcome_of_commit(
-    state: TableState, tried: Marker, planned: TableState, pinned: bool = False
+    state: TableState, tried: Marker, planned: TableState, base_only: bool = False
 ) -> CommitOutcome:
-    """After a commit without a plain yes: what does the table itself say?
+    """After an attempt that failed or went unanswered: what the table itself says of it.
 
-    `pinned` work speaks of rows at their positions: it only fits the snapshot it was made for.
+    `base_only`: the files name rows by their positions, which are those of the planned snapshot.
     """
+    # Ancestors first: others may have committed on top. Then the property: expiry may have removed
+    # our snapshot.
     if state.uuid == tried.table_uuid and any(
-        a.commit_id == tried.commit_id for a in state.ancestors
+        ancestor.commit_id == tried.commit_id for ancestor in state.ancestors
     ):
         return CommitOutcome.LANDED
     if state.marker and state.marker.commit_id == tried.commit_id:
@@ -281,25 +293,25 @@ def outcome_of_commit(
     marker, before = state.marker, planned.marker
     if marker and (marker.generation > tried.generation or marker.run_id != tried.run_id):
         return CommitOutcome.FENCED
-    stand = marker_status(state)
-    if stand is MarkerStatus.REWOUND:
+    status = marker_status(state)
+    if status is MarkerStatus.REWOUND:
         return CommitOutcome.REWOUND
-    if stand is MarkerStatus.REPLACED:
+    if status is MarkerStatus.REPLACED:
         return CommitOutcome.REPLACED
-    moved = marker is None or before is None or marker.commit_id != before.commit_id
-    if moved or state.schema_id != planned.schema_id:
+    has_moved = marker is None or before is None or marker.commit_id != before.commit_id
+    if has_moved or state.schema_id != planned.schema_id:
         return CommitOutcome.RESTAGE
-    if pinned and [a.snapshot_id for a in state.ancestors[:1]] != [
-        a.snapshot_id for a in planned.ancestors[:1]
-    ]:
+    if base_only and state.snapshot_ids[:1] != planned.snapshot_ids[:1]:
         return CommitOutcome.RESTAGE
     return CommitOutcome.AGAIN
 
 
-def _known_position(marker: Positions, progress: Positions, stream: str, number: int) -> int | None:
-    seen = [
-        positions[stream][number]
-        for positions in (marker, progress)
-        if number in positions.get(stream, {})
+def _known_position(
+    committed: Positions, consumed: Positions, stream: str, partition: int
+) -> int | None:
+    known = [
+        positions[stream][partition]
+        for positions in (committed, consumed)
+        if partition in positions.get(stream, {})
     ]
-    return max(seen, default=None)
+    return max(known, default=None)

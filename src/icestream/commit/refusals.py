@@ -1,4 +1,4 @@
-"""What to tell people when the protocol says that a table may not be written to."""
+"""Errors for users when the protocol says that a table must not be written to."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def refusal(
     state: TableState | None = None,
     gaps: Sequence[GapRange] = (),
 ) -> IcestreamError:
-    """The error for a verdict, an outcome or a status of the protocol that means no."""
+    """Return the error for a verdict, an outcome or a status that forbids a commit."""
     marker = state.marker if state else None
     where = f"marker {marker.commit_id}, generation {marker.generation}" if marker else None
     match verdict.value:
@@ -28,7 +28,7 @@ def refusal(
         case "gap":
             return errors.Gap(
                 f"table `{table}`: the source no longer has all records after the marker",
-                where="missing: " + "; ".join(str(each) for each in gaps),
+                where="missing: " + "; ".join(str(gap) for gap in gaps),
                 hint="restore them at the source; nothing was written",
             )
         case "incarnation":
@@ -52,12 +52,12 @@ def refusal(
     return errors.InternalError(f"table `{table}`: no rule for `{verdict.value}`")
 
 
-_SHOWN = 20
+_MOST_SHOWN = 20  # ranges in a message
 _ACCEPT = "`icestream run --accept-loss` records the missing ranges in the table and goes on"
 
 
 def loss_refusal(table: str, lost: Sequence[Loss]) -> IcestreamError:
-    """The error for records that the source no longer has; the gravest kind speaks first."""
+    """Return the error for records that the source no longer has, by the gravest kind of loss."""
     for kind, error, what, hint in (
         (
             "deleted",
@@ -86,7 +86,7 @@ def loss_refusal(table: str, lost: Sequence[Loss]) -> IcestreamError:
     ):
         of_kind = [str(loss) for loss in lost if loss.kind == kind]
         if of_kind:
-            more = f"; and {len(of_kind) - _SHOWN} more" if len(of_kind) > _SHOWN else ""
-            where = "missing: " + "; ".join(of_kind[:_SHOWN]) + more
+            more = f"; and {len(of_kind) - _MOST_SHOWN} more" if len(of_kind) > _MOST_SHOWN else ""
+            where = "missing: " + "; ".join(of_kind[:_MOST_SHOWN]) + more
             return error(f"table `{table}`: {what}", where=where, hint=hint)
     return errors.InternalError(f"table `{table}`: no rule for these losses")

@@ -1,7 +1,7 @@
-"""The one retry loop of commits: once per base, until it is in or may not be.
+"""The one retry loop of commits: one attempt per base, until it is committed or must not be.
 
-The stream's commits and those of rewrites go through it. Where Iceberg's own actions drive
-(expiry, manifests), they call our TableOperations instead: commit/attempt.py.
+Commits of runs and of rewrites go through it. Iceberg's own actions (expiry, manifests) call our
+TableOperations instead: commit/attempt.py.
 """
 
 import random
@@ -19,16 +19,16 @@ ATTEMPTS = 10  # commits of one batch to one table, from ever newer bases
 
 
 class Attempts(Protocol):
-    """What is tried, at one table."""
+    """The attempts of one commit to one table."""
 
     name: str
 
     def try_once(self, state: TableState) -> None:
-        """Try from this base; raises CommitFailed, whatever the reason was."""
+        """Try to commit from this base; raises CommitFailed, whatever the reason was."""
         ...
 
-    def judge(self, seen: TableState) -> CommitOutcome:
-        """After a failure: what the table says. AGAIN: it may be tried from what was seen."""
+    def judge(self, state: TableState) -> CommitOutcome:
+        """After a failure: what the table says. AGAIN: another attempt may start from `state`."""
         ...
 
 
@@ -47,10 +47,10 @@ def commit_with_retries(
     planned: TableState,
     wait: Callable[[int], bool],
 ) -> CommitResult:
-    """Commit once per base until it is in, or until the table says that it may not be.
+    """Try once per base until the commit is in the table, or the table says that it must not be.
 
-    `wait(attempt)` waits before another attempt and answers False when there were enough;
-    AGAIN as the final outcome means that nothing landed and attempts are used up.
+    `wait(attempt)` waits before another attempt and returns False when there were enough. AGAIN
+    as the final outcome: attempts are used up, and as far as we know nothing was committed.
     """
     state, attempt, reason = planned, 0, None
     while True:
@@ -60,19 +60,19 @@ def commit_with_retries(
             return CommitResult(CommitOutcome.LANDED, attempt, reason)
         except CommitFailed as failure:
             reason = str(failure)
-        seen = _reload(tables, attempts.name, wait, attempt)
-        if seen is None:
+        reloaded = _reload(tables, attempts.name, wait, attempt)
+        if reloaded is None:
             return CommitResult(CommitOutcome.AGAIN, attempt, reason)
-        outcome = attempts.judge(seen)
+        outcome = attempts.judge(reloaded)
         if outcome is not CommitOutcome.AGAIN or not wait(attempt):
             return CommitResult(outcome, attempt, reason)
-        state = seen
+        state = reloaded
 
 
 def _reload(
     tables: CommitCatalog, name: str, wait: Callable[[int], bool], attempt: int
 ) -> TableState | None:
-    """Read the table after a failure, also when the catalog needs a while to answer again."""
+    """Load the table after a failed attempt, also if the catalog needs a while to answer."""
     while True:
         try:
             return tables.load(name)
@@ -83,7 +83,7 @@ def _reload(
 
 
 def backoff(attempt: int) -> bool:
-    """Wait a little longer each time, never in step with other writers."""
+    """Wait longer each time, by a random share, so that writers get out of step."""
     if attempt >= ATTEMPTS:
         return False
     time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.05 * 2**attempt))  # noqa: S311

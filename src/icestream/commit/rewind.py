@@ -1,7 +1,7 @@
-"""The commit of a rewind: an empty snapshot on top of an older one, with the marker, at once.
+"""The commit of a rewind: an empty snapshot on top of an older one, and the marker with it.
 
-The ref goes to a snapshot that is new, never to the old one itself: a run that still commits from
-what it saw before must find another base than it planned with.
+The branch gets a new snapshot, never the old one itself: a run that still commits from what it
+loaded before must find another base than it planned with.
 """
 
 from dataclasses import dataclass
@@ -27,20 +27,20 @@ REWOUND_FROM = "icestream.rewound-from"  # in the summary: the snapshot that was
 
 @dataclass(frozen=True)
 class RewindCommit:
-    """One table's way back."""
+    """What the rewind of one table commits."""
 
     left: int  # the snapshot that is current, and must still be
     target: int  # the snapshot whose rows the table gets again
-    positions: Positions  # that the marker had there
-    marker: Marker  # with which the table goes on
+    positions: Positions  # of the marker at that snapshot
+    marker: Marker  # the new one
 
 
 def commit_rewind(catalog: Catalog, table: Table, rewind: RewindCommit) -> None:
-    """One compare-and-set from the planned snapshot; raises what the catalog raises."""
+    """Commit by one compare-and-set from the planned snapshot; raises what the catalog raises."""
     metadata, marker = table.metadata, rewind.marker
     target = metadata.snapshot_by_id(rewind.target)
     assert target is not None, "the plan was made from this metadata"
-    notes = target.summary.additional_properties if target.summary else {}
+    properties = target.summary.additional_properties if target.summary else {}
     snapshot = Snapshot(
         snapshot_id=metadata.new_snapshot_id(),
         parent_snapshot_id=target.snapshot_id,
@@ -48,7 +48,7 @@ def commit_rewind(catalog: Catalog, table: Table, rewind: RewindCommit) -> None:
         manifest_list=_copied_list(table, target, marker.commit_id),
         summary=Summary(
             Operation.APPEND,
-            **{key: value for key, value in notes.items() if key.startswith("total-")},
+            **{key: value for key, value in properties.items() if key.startswith("total-")},
             **summary(marker, rewind.positions, 0),
             **{REWOUND_FROM: str(rewind.left)},
         ),
@@ -77,11 +77,11 @@ def commit_rewind(catalog: Catalog, table: Table, rewind: RewindCommit) -> None:
 
 
 def _copied_list(table: Table, target: Snapshot, commit_id: str) -> str:
-    """The same manifests in a list of its own: expiry deletes the list of a snapshot with it."""
+    """Copy the manifest list: expiry of `target` deletes its list, and both name its manifests."""
     name = f"snap-{target.snapshot_id}-{commit_id}.avro"
     path = table.location_provider().new_metadata_location(name)
-    with table.io.new_input(target.manifest_list).open() as old:
-        content = old.read()
-    with table.io.new_output(path).create() as new:
-        new.write(content)
+    with table.io.new_input(target.manifest_list).open() as source:
+        content = source.read()
+    with table.io.new_output(path).create() as copy:
+        copy.write(content)
     return path

@@ -1,7 +1,7 @@
-"""Does the catalog refuse a commit that it must refuse? Asked once, at a table's first claim.
+"""Tests that the catalog refuses a stale commit, once per run, at the first claim of a new table.
 
 All of exactly-once rests on it, and a catalog in which the last write wins looks like any other
-until two writers meet. docs/design/exactly-once.md says why the question harms nobody.
+until two writers meet. docs/design/exactly-once.md says why the test does no harm.
 """
 
 from contextlib import suppress
@@ -19,23 +19,23 @@ _KNOWN_TO_COMPARE = "JdbcTableOperations"
 
 
 def refuse_unsafe(tables: IcebergTables, name: str, stale: CommitBase) -> None:
-    """Offer an empty append from a base that our claim has replaced; raises UnsafeCatalog."""
+    """Try an empty append from a base that our claim has replaced; raises UnsafeCatalog."""
     if stale.operations.getClass().getSimpleName() == _KNOWN_TO_COMPARE:
         return
-    offered: list[Any] = []
+    tried: list[Any] = []
 
     def build(transaction: Any) -> None:
         update = transaction.newFastAppend()
         update.set("icestream.self-test", "a catalog that compares refuses this")
         update.commit()
-        offered.append(transaction.table().currentSnapshot())
+        tried.append(transaction.table().currentSnapshot())
 
-    with suppress(CommitFailed, Py4JError):  # the table itself tells what became of it
+    with suppress(CommitFailed, Py4JError):  # whether it was committed, the table itself tells
         tables.transact(name, stale, build)
-    if not offered:
+    if not tried:
         return
-    [snapshot] = offered
-    if any(each.snapshot_id == snapshot.snapshotId() for each in tables.load(name).ancestors):
+    [snapshot] = tried
+    if snapshot.snapshotId() in tables.load(name).snapshot_ids:
         raise UnsafeCatalog(
             f"the catalog took a commit to table `{name}` that it had to refuse",
             where=f"snapshot {snapshot.snapshotId()} replaced our claim, which it did not build on",

@@ -1,7 +1,7 @@
-"""What the stream commits to a table: a claim, its part of a batch, accepted losses; pure.
+"""What a run commits to a table: a claim, its part of a batch, accepted losses; pure.
 
-A step gives the marker for whatever base is tried, always with the same commit id, and says what a
-look at the table means after an attempt without a plain yes.
+A step makes the marker for any base, always with the same commit id, and judges by the table what
+became of an attempt that failed or went unanswered.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from icestream.tables.marker import Counts, Loss, Marker
 
 
 class CommitStep(Protocol):
-    """One commit of the stream, whichever base it is tried from."""
+    """One commit of a run, whichever base it is tried from."""
 
     @property
     def files(self) -> AddedFiles:
-        """What comes with the marker."""
+        """The files that are committed with the marker; may be none."""
         ...
 
     def marker(self, state: TableState) -> Marker:
-        """The marker, if the commit is made from this state."""
+        """Return the marker for an attempt from this state."""
         ...
 
-    def judge(self, seen: TableState, tried: Marker, planned: TableState) -> CommitOutcome:
-        """After a failed attempt: what the table itself says of it."""
+    def judge(self, state: TableState, tried: Marker, planned: TableState) -> CommitOutcome:
+        """After a failed attempt: return what the table's state says of it."""
         ...
 
 
@@ -45,14 +45,14 @@ class ClaimStep:
     files: AddedFiles = field(default_factory=AddedFiles)
 
     def marker(self, state: TableState) -> Marker:
-        """From what is there now: the run before us may have committed since we looked."""
+        """Return the marker from the current state: the run before us may still have committed."""
         return protocol.marker_of_claim(
             state, self.claim, self.commit_id, self.start, self.stream_ids, self.details
         )
 
-    def judge(self, seen: TableState, tried: Marker, planned: TableState) -> CommitOutcome:
-        """Whether the claim is in, or may still be tried."""
-        return protocol.claim_outcome(seen, self.claim)
+    def judge(self, state: TableState, tried: Marker, planned: TableState) -> CommitOutcome:
+        """Whether the claim was committed, or may still be tried."""
+        return protocol.claim_outcome(state, self.claim)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class BatchStep:
     details: Mapping[str, str] = field(default_factory=dict)
 
     def marker(self, state: TableState) -> Marker:
-        """Positions never move back."""
+        """Return the marker with the positions after the range; they never move back."""
         return protocol.marker_after_batch(
             state,
             self.range,
@@ -79,14 +79,14 @@ class BatchStep:
             self.stream_ids,
         )
 
-    def judge(self, seen: TableState, tried: Marker, planned: TableState) -> CommitOutcome:
-        """Whether the files are in, fit this base as well, or must be staged again."""
-        return protocol.outcome_of_commit(seen, tried, planned, self.files.base_only)
+    def judge(self, state: TableState, tried: Marker, planned: TableState) -> CommitOutcome:
+        """Whether the files were committed, fit this base as well, or must be staged again."""
+        return protocol.outcome_of_commit(state, tried, planned, self.files.base_only)
 
 
 @dataclass(frozen=True)
 class LossStep:
-    """Write down positions that the source can no longer give, and go on behind them."""
+    """Record positions that the source can no longer give, and go on behind them."""
 
     commit_id: str
     losses: tuple[Loss, ...]
@@ -95,14 +95,14 @@ class LossStep:
     files: AddedFiles = field(default_factory=AddedFiles)
 
     def marker(self, state: TableState) -> Marker:
-        """The streams concerned go on at `resume`, or are forgotten."""
+        """Return the marker in which the streams concerned go on at `resume`, or are forgotten."""
         return protocol.marker_after_losses(
             state, self.commit_id, self.losses, self.resume, self.stream_ids
         )
 
-    def judge(self, seen: TableState, tried: Marker, planned: TableState) -> CommitOutcome:
+    def judge(self, state: TableState, tried: Marker, planned: TableState) -> CommitOutcome:
         """As for a batch."""
-        return protocol.outcome_of_commit(seen, tried, planned)
+        return protocol.outcome_of_commit(state, tried, planned)
 
 
 class StepAttempts:
@@ -118,12 +118,12 @@ class StepAttempts:
         self._tried: Marker | None = None
 
     def try_once(self, state: TableState) -> None:
-        """One compare-and-set from this base."""
+        """Commit by one compare-and-set from this base."""
         self._tried = self._step.marker(state)
         before = state.marker.positions if state.marker else {}
         self._tables.commit(self.name, state.base, self._tried, before, self._step.files)
 
-    def judge(self, seen: TableState) -> CommitOutcome:
-        """What became of the last attempt."""
-        assert self._tried is not None, "only an attempt is judged"
-        return self._step.judge(seen, self._tried, self._planned)
+    def judge(self, state: TableState) -> CommitOutcome:
+        """Return what became of the last attempt."""
+        assert self._tried is not None, "judged before an attempt"
+        return self._step.judge(state, self._tried, self._planned)

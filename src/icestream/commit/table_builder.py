@@ -1,4 +1,4 @@
-"""Tables: how one is created, and how it gains columns. All changes are single attempts."""
+"""Creates tables and alters their columns, layout and keys by Java; one attempt each."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from icestream.tables.metadata import Metadata
 
 
 class TableBuilder:
-    """Creates and evolves tables through Java, from designs and findings in Python."""
+    """Creates tables from their design, and adds the columns that tasks found; `TableChanges`."""
 
     def __init__(self, tables: IcebergTables) -> None:
         self._iceberg = tables.jvm.org.apache.iceberg
@@ -32,7 +32,7 @@ class TableBuilder:
         self._tables = tables
 
     def create(self, design: TableDesign) -> bool:
-        """Create the table unless it is there; → whether it was created here."""
+        """Create the table unless it exists. Returns whether it was created here."""
         identifier = self._tables.identifier(design.name)
         fields = [*design.columns, *design.metadata]
         schema = self._java_schema(fields)
@@ -51,8 +51,8 @@ class TableBuilder:
                 builder = builder.withSortOrder(self._order(schema, design.sort_by))
             builder.create()
         except Py4JJavaError as failure:
-            kind = failure.java_exception.getClass().getSimpleName()
-            if kind == "AlreadyExistsException":
+            exception_name = failure.java_exception.getClass().getSimpleName()
+            if exception_name == "AlreadyExistsException":
                 return False
             raise self._refusal(design.name, failure) from None
         return True
@@ -64,20 +64,20 @@ class TableBuilder:
         new: Sequence[NewField],
         wider: Sequence[NewField] = (),
     ) -> None:
-        """Add columns and widen others, lay the table out if that had to wait; one attempt."""
+        """Add and widen columns, and add partition spec and sort order if they had to wait."""
 
         def build(transaction: Any) -> None:
             metadata = Metadata(base.document)
             update = transaction.updateSchema()
-            anchor = next((name for name in metadata.columns if name in OUR_NAMES), None)
-            for each in new:
-                self._add(update, each)
-                if not each.parent and anchor and each.name not in OUR_NAMES:
-                    update.moveBefore(each.name, anchor)
-            for each in wider:
-                update.updateColumn(each.name, self._java_type(each.type))
+            first_own = next((name for name in metadata.columns if name in OUR_NAMES), None)
+            for field in new:
+                self._add_field(update, field)
+                if not field.parent and first_own and field.name not in OUR_NAMES:
+                    update.moveBefore(field.name, first_own)
+            for field in wider:
+                update.updateColumn(field.name, self._java_type(field.type))
             update.commit()
-            if awaits_layout(design, metadata, [each.name for each in new if not each.parent]):
+            if awaits_layout(design, metadata, [field.name for field in new if not field.parent]):
                 self._add_layout(transaction, design)
 
         try:
@@ -86,7 +86,7 @@ class TableBuilder:
             raise self._refusal(design.name, failure) from None
 
     def set_keys(self, design: TableDesign, base: CommitBase, keys: Sequence[str]) -> None:
-        """Write down the key columns of a mirror, as its records name them; one attempt."""
+        """Store the key columns of a mirror, as its records name them, in a table property."""
 
         def build(transaction: Any) -> None:
             properties = transaction.updateProperties()
@@ -95,30 +95,30 @@ class TableBuilder:
 
         self._tables.transact(design.name, base, build)
 
-    def _add(self, update: Any, new: NewField) -> None:
-        java_type = self._java_type(new.type)
-        doc = [new.doc] if new.doc else []
-        if new.parent or "." in new.name:
-            update.addColumn(".".join(new.parent) or None, new.name, java_type, *doc)
+    def _add_field(self, update: Any, field: NewField) -> None:
+        java_type = self._java_type(field.type)
+        doc = [field.doc] if field.doc else []
+        if field.parent or "." in field.name:
+            update.addColumn(".".join(field.parent) or None, field.name, java_type, *doc)
         else:
-            update.addColumn(new.name, java_type, *doc)
+            update.addColumn(field.name, java_type, *doc)
 
     def _add_layout(self, transaction: Any, design: TableDesign) -> None:
         if design.partition_by:
             spec = transaction.updateSpec()
-            for part in design.partition_by:
-                spec.addField(_field_name(part), self._term(part))
+            for field in design.partition_by:
+                spec.addField(_field_name(field), self._term(field))
             spec.commit()
         if design.sort_by:
             order = transaction.replaceSortOrder()
             self._sort(order, design.sort_by)
             order.commit()
 
-    def _spec(self, schema: Any, parts: Sequence[PartitionField]) -> Any:
+    def _spec(self, schema: Any, partition_fields: Sequence[PartitionField]) -> Any:
         builder = self._iceberg.PartitionSpec.builderFor(schema)
-        for part in parts:
-            arguments = [part.column] if part.argument is None else [part.column, part.argument]
-            builder = getattr(builder, part.transform)(*arguments)
+        for field in partition_fields:
+            arguments = [field.column] if field.argument is None else [field.column, field.argument]
+            builder = getattr(builder, field.transform)(*arguments)
         return builder.build()
 
     def _order(self, schema: Any, sorts: Sequence[SortField]) -> Any:
@@ -132,29 +132,30 @@ class TableBuilder:
             add = builder.asc if sort.ascending else builder.desc
             add(self._term(sort), nulls.NULLS_FIRST if sort.nulls_first else nulls.NULLS_LAST)
 
-    def _term(self, part: PartitionField | SortField) -> Any:
+    def _term(self, field: PartitionField | SortField) -> Any:
         expressions = self._iceberg.expressions.Expressions
-        if part.transform == "identity":
-            return expressions.ref(part.column)
-        arguments = [part.column] if part.argument is None else [part.column, part.argument]
-        return getattr(expressions, part.transform)(*arguments)
+        if field.transform == "identity":
+            return expressions.ref(field.column)
+        arguments = [field.column] if field.argument is None else [field.column, field.argument]
+        return getattr(expressions, field.transform)(*arguments)
 
     def _create_namespace(self, namespace: Any) -> None:
         try:
             if not self._catalog.namespaceExists(namespace):
                 self._catalog.createNamespace(namespace)
         except Py4JJavaError:
-            # Another run may have made it meanwhile, which catalogs tell in different ways.
+            # Another run may have created it meanwhile; each catalog has its own error for that.
             if not self._catalog.namespaceExists(namespace):
                 raise
 
     def _java_schema(self, fields: Sequence[NestedField]) -> Any:
-        # Java gives ids of its own at creation; here they only need to differ.
-        numbered = _numbered(fields)
-        return self._iceberg.SchemaParser.fromJson(numbered.model_dump_json(by_alias=True))
+        # Java assigns ids of its own at creation; here they only need to differ.
+        schema = _with_unique_ids(fields)
+        return self._iceberg.SchemaParser.fromJson(schema.model_dump_json(by_alias=True))
 
-    def _java_type(self, kind: IcebergType) -> Any:
-        return self._java_schema([NestedField(1, "only", kind, required=False)]).findType("only")
+    def _java_type(self, iceberg_type: IcebergType) -> Any:
+        field = NestedField(1, "only", iceberg_type, required=False)
+        return self._java_schema([field]).findType("only")
 
     def _refusal(self, name: str, failure: Py4JJavaError) -> Exception:
         cause = failure.java_exception
@@ -170,17 +171,17 @@ class TableBuilder:
         )
 
 
-def _field_name(part: PartitionField) -> str:
-    """The name as in a new table; for a field that is added later Iceberg has another rule."""
-    endings = {"identity": "", "bucket": "_bucket", "truncate": "_trunc"}
-    return part.column + endings.get(part.transform, f"_{part.transform}")
+def _field_name(field: PartitionField) -> str:
+    """Name a partition field as in a new table: Iceberg has another rule for later fields."""
+    suffixes = {"identity": "", "bucket": "_bucket", "truncate": "_trunc"}
+    return field.column + suffixes.get(field.transform, f"_{field.transform}")
 
 
-def _numbered(fields: Sequence[NestedField]) -> Schema:
+def _with_unique_ids(fields: Sequence[NestedField]) -> Schema:
     from pyiceberg.schema import assign_fresh_schema_ids
 
     flat = [
-        field.model_copy(update={"field_id": number})
-        for number, field in enumerate(fields, start=1_000_000)
+        field.model_copy(update={"field_id": field_id})
+        for field_id, field in enumerate(fields, start=1_000_000)
     ]
     return assign_fresh_schema_ids(Schema(*flat))

@@ -1,9 +1,9 @@
-"""Commits of the stream to one table: what commit/protocol.py decides, carried out.
+"""Commits of a run to one table; commit/protocol.py decides, this module carries it out.
 
 claim_table      claim a table for this run
 commit_files     commit a table's part of a batch, or of its quarantine
-accept_losses    write down positions that the source can no longer give
-commit_consumed  write down consumed positions that had no rows
+accept_losses    record positions that the source can no longer give
+commit_consumed  record consumed positions that had no rows
 """
 
 import time
@@ -25,9 +25,9 @@ from icestream.failpoints import failpoint
 from icestream.positions import PositionRange, Positions, max_positions
 from icestream.sources import LossReport, Source, StartPositions
 
-_CLOCKS_DIFFER = 60.0  # seconds that Iceberg puts up with
+_CLOCKS_DIFFER = 60.0  # seconds that Iceberg accepts
 
-# Refuses a catalog that takes what it must refuse: given the table, and a base that is stale.
+# Raises if the catalog accepts a commit from a stale base; gets the table's name and that base.
 CatalogTest = Callable[[str, TableState], None]
 
 
@@ -47,10 +47,10 @@ class TableCommitter:
         self._bus = bus
         self.claim = claim
         self._catalog_test = catalog_test  # None: passed, or not to be asked
-        self._sequences: dict[str, int] = {}  # of the last commit of this run, by table
+        self._sequences: dict[str, int] = {}  # commit sequence of this run's last commit, by table
 
     def owns(self, state: TableState) -> bool:
-        """Whether the table carries this run's claim."""
+        """Whether the newest claim of the table is this run's."""
         marker = state.marker
         return marker is not None and (marker.generation, marker.run_id) == (
             self.claim.generation,
@@ -62,10 +62,10 @@ class TableCommitter:
 
         Returns the table's new state; raises Fenced, Rewound or Replaced.
         """
-        allowed = protocol.claim_outcome(state, self.claim)
-        if allowed is not CommitOutcome.AGAIN:
-            raise refusal(name, allowed, state)
-        _refuse_an_early_clock(name, state)
+        outcome = protocol.claim_outcome(state, self.claim)
+        if outcome is not CommitOutcome.AGAIN:
+            raise refusal(name, outcome, state)
+        _refuse_slow_clock(name, state)
         commit_id = uuid.uuid4().hex
         details: Mapping[str, str] = {}
         if state.marker is None and start.positions:
@@ -83,11 +83,11 @@ class TableCommitter:
         return self._tables.load(name)
 
     def commit_files(self, name: str, state: TableState, step: BatchStep) -> int | None:
-        """One commit by the protocol. Returns its attempts; None: the batch is planned again."""
+        """Commit files and marker. Returns the attempts; None: plan the batch again."""
         self.refuse_unless_ours(name, state)
-        old = state.marker.details if state.marker else {}
+        known_details = state.marker.details if state.marker else {}
         details = self._source.store_details(
-            step.range.stop, state.metadata.location, step.commit_id, old
+            step.range.stop, state.metadata.location, step.commit_id, known_details
         )
         failpoint("marker-checked")
         result = self._commit(name, state, replace(step, details=details))
@@ -104,7 +104,7 @@ class TableCommitter:
         self.refuse_unless_ours(name, state)
         step = LossStep(uuid.uuid4().hex, losses.lost, losses.resume, losses.stream_ids)
         result = self._commit(name, state, step)
-        if result.outcome is CommitOutcome.RESTAGE:  # its schema changed: no matter here
+        if result.outcome is CommitOutcome.RESTAGE:  # the schema changed: nothing is staged here
             return self.accept_losses(name, self._tables.load(name), losses)
         self._raise_unless_landed(name, result)
         ranges = tuple(str(loss) for loss in losses.lost)
@@ -128,27 +128,30 @@ class TableCommitter:
             self.note_commit(name, state)
 
     def note_commit(self, name: str, before: TableState) -> None:
-        """A commit of ours is in: from now on the table is never behind it."""
+        """Remember this run's commit: a table that is behind it later was restored."""
         self._sequences[name] = before.marker.sequence + 1 if before.marker else 1
 
     def refuse_unless_ours(self, name: str, state: TableState) -> None:
-        """Planning has looked at a table with rows; nobody has at a quiet one or a quarantine."""
+        """Raise unless the table is as our last commit left it.
+
+        Planning has checked a table with rows already, but not a quiet one or a quarantine.
+        """
         status = protocol.marker_status(state)
         if status in (MarkerStatus.REWOUND, MarkerStatus.REPLACED):
             raise refusal(name, status, state)
         if not self.owns(state):
             raise refusal(name, CommitOutcome.FENCED, state)
         if state.marker and state.marker.sequence < self._sequences.get(name, 0):
-            # All in it agrees, but our last commit is gone: the catalog itself went back.
+            # Marker and snapshots agree, but our last commit is gone: the catalog was restored.
             raise refusal(name, MarkerStatus.REWOUND, state)
-        _refuse_an_early_clock(name, state)
+        _refuse_slow_clock(name, state)
 
     def _commit(self, name: str, planned: TableState, step: CommitStep) -> CommitResult:
         attempts = StepAttempts(self._tables, name, planned, step)
         return retry.commit_with_retries(self._tables, attempts, planned, retry.backoff)
 
     def _raise_unless_landed(self, name: str, result: CommitResult) -> None:
-        """Tell of retries; turn anything but success into the right error."""
+        """Emit `commit_retried` if there was a failure; raise the error of any other outcome."""
         if result.reason:
             self._bus.emit(
                 events.CommitRetried(
@@ -169,8 +172,8 @@ class TableCommitter:
         raise refusal(name, result.outcome)
 
 
-def _refuse_an_early_clock(name: str, state: TableState) -> None:
-    """Iceberg takes no snapshot that is older than the newest one by more than a minute."""
+def _refuse_slow_clock(name: str, state: TableState) -> None:
+    """Raise if our clock is behind: Iceberg refuses snapshots a minute older than the newest."""
     current = state.metadata.current
     ahead = current.at_ms / 1000 - time.time() if current else 0.0
     if ahead > _CLOCKS_DIFFER:

@@ -1,4 +1,4 @@
-"""What the catalog said of one table at one moment; nothing here needs a JVM."""
+"""The state of one table at one moment, as the catalog gave it; nothing here needs a JVM."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from icestream.tables.metadata import Metadata
 
 @dataclass(frozen=True)
 class AncestorSnapshot:
-    """One snapshot on the way back from the table's current one."""
+    """One snapshot of a table's history: the current one, its parent, and so on."""
 
     snapshot_id: int
     parent_id: int | None
@@ -33,17 +33,17 @@ class TableState:
 
     @property
     def snapshot_ids(self) -> list[int]:
-        """The table's history as far as it is retained, newest first."""
-        return [each.snapshot_id for each in self.ancestors]
+        """Ids of the ancestors, newest first."""
+        return [ancestor.snapshot_id for ancestor in self.ancestors]
 
 
 def table_state(metadata: Metadata, pipeline: str, base: Any = None) -> TableState:
-    """What a table's metadata says, in the protocol's words."""
+    """Read from a table's metadata what the protocol needs."""
     stored = metadata.properties.get(property_name(pipeline))
     return TableState(
         uuid=metadata.uuid,
         marker=Marker.from_json(stored) if stored else None,
-        ancestors=tuple(_ancestor(each, pipeline) for each in metadata.ancestors()),
+        ancestors=tuple(_ancestor(snapshot, pipeline) for snapshot in metadata.ancestors()),
         last_sequence=metadata.last_sequence,
         schema_id=metadata.schema_id,
         base=base,
@@ -61,7 +61,7 @@ def _ancestor(snapshot: Snapshot, pipeline: str) -> AncestorSnapshot:
 
 
 def located_marker(state: TableState) -> LocatedMarker:
-    """A claimed table's marker with the place that its details are relative to."""
+    """Return a claimed table's marker, with the location to which its details are relative."""
     if state.marker is None:
         raise InternalError("a table lost its marker right after the claim")
     return LocatedMarker(state.marker, state.metadata.location)

@@ -1,12 +1,14 @@
-"""Actions: what maintenance may do to a table, what it was to do, and what came of it."""
+"""An action of maintenance on a table: what is to be done, and its result."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
+from operator import add
+from typing import Any
 
 
 class ActionKind(StrEnum):
-    """The actions, by the names that they have in `maintenance:`."""
+    """The kinds of actions, by their names in `maintenance:`."""
 
     REWRITE_DATA_FILES = "rewrite_data_files"
     REWRITE_POSITION_DELETE_FILES = "rewrite_position_delete_files"
@@ -20,54 +22,90 @@ class Ending(StrEnum):
 
     DONE = "done"
     NOTHING = "nothing to do"
-    GAVE_WAY = "gave way"  # to the stream or another writer; it will be tried again
+    GAVE_WAY = "gave way"  # to the run or another writer; the next look decides again
     CANCELLED = "cancelled"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class FileGroup:
-    """Data files of one partition, to be written anew together."""
+    """Files of one table partition that are to be rewritten together."""
 
     partition: str  # for people: `day=2026-11-14`, or empty
     spec_id: int
     files: tuple[str, ...]
     bytes: int
     records: int
-    values: tuple[object, ...] = ()  # the partition, as manifests have it: one value a field
+    values: tuple[object, ...] = ()  # the partition values, as manifests have them
     largest: int = 0  # bytes of the largest file that is here for being small
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do to one table, and why."""
+    """One action on one table, and the reason for it."""
 
     table: str
     kind: ActionKind
     reason: str  # for people: `128 small files in day=2026-11-14, oldest 9 min`
-    groups: tuple[FileGroup, ...] = ()  # of a rewrite of data files, the first one first
+    groups: tuple[FileGroup, ...] = ()  # of a rewrite, in the order of their urgency
+
+    def facts(self) -> dict[str, Any]:
+        """As plain data for JSON; keys are stable."""
+        return {
+            "action": self.kind.value,
+            "reason": self.reason,
+            "groups": len(self.groups),
+            "files": sum(len(group.files) for group in self.groups),
+            "bytes": sum(group.bytes for group in self.groups),
+        }
+
+
+@dataclass(frozen=True)
+class ActionTotals:
+    """What an action replaced by what: data files, delete files, manifests or snapshots."""
+
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    attempts: int = 0  # of its commits; 0: it had nothing to commit
+
+    def __add__(self, other: "ActionTotals") -> "ActionTotals":
+        return ActionTotals(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
 class ActionResult:
-    """What an action did."""
+    """How an action ended."""
 
     action: Action
     ending: Ending
-    files_before: int = 0  # of the kind that it is about: data files, deletes, manifests, snapshots
-    files_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
+    totals: ActionTotals = ActionTotals()
     seconds: float = 0.0
-    attempts: int = 1
     detail: str = ""  # why it gave way or failed
 
+    def facts(self) -> dict[str, Any]:
+        """The fields of the event `MaintenanceFinished`; keys are stable."""
+        return {
+            "table": self.action.table,
+            "action": self.action.kind.value,
+            "reason": self.action.reason,
+            "ending": self.ending.value,
+            "files_before": self.totals.files_before,
+            "files_after": self.totals.files_after,
+            "bytes_before": self.totals.bytes_before,
+            "bytes_after": self.totals.bytes_after,
+            "seconds": self.seconds,
+            "attempts": max(1, self.totals.attempts),
+            "detail": self.detail,
+        }
 
-# Asked between the steps of an action: whether it is to end.
+
+# Called between the steps of an action: whether it has to end.
 Stopped = Callable[[], bool]
-# Told how much is done, and of how much.
+# Called with how much is done, and of how much.
 Progress = Callable[[int, int], None]
 
 
 class GaveWay(Exception):
-    """The action cannot be done as the table is now, and why; nothing has changed."""
+    """Raised when an action cannot be done as the table is now, with the reason."""

@@ -1,4 +1,4 @@
-"""Actions: carries one out, whatever its kind, and says how it ended. Nothing escapes from here."""
+"""Runs an action of any kind, and returns how it ended: a failure is a result, too."""
 
 import time
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from icestream.commit.attempt import first_line
 from icestream.commit.java_catalog import IcebergTables
 from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.maintain.action import (
@@ -35,7 +36,7 @@ _TARGET = "target-file-size-bytes"
 
 
 class ActionRunner:
-    """What maintenance can do to the tables of one pipeline; used by one thread."""
+    """Runs the actions on the tables of one pipeline; used by one thread."""
 
     def __init__(
         self,
@@ -43,39 +44,41 @@ class ActionRunner:
         spark: "SparkSession",
         tables: IcebergTables,
         open_catalog: "Callable[[], Catalog]",
-        turns: MaintenanceGate,
+        gate: MaintenanceGate,
         indexes: "KeyIndexes | None" = None,
     ) -> None:
         self._config = config
         self._spark = spark
         self._tables = tables
         self._open_catalog = open_catalog
-        self._turns = turns
+        self._gate = gate
         self._indexes = indexes
         self._jvm: Any = spark.sparkContext._jvm
-        self._procedures = IcebergActions(spark, tables, turns.commit_window)
+        self._iceberg_actions = IcebergActions(spark, tables, gate.commit_window)
         self._rewriter: Rewriter | None = None
 
     def run(self, action: Action, stopped: Stopped, progress: Progress) -> ActionResult:
-        """Do it; a failure is a result, too."""
+        """Run an action; never raises."""
         began = time.monotonic()
         try:
             result = self._run(action, stopped, progress)
         except (GaveWay, GateClosed) as reason:
             result = ActionResult(action, Ending.GAVE_WAY, detail=str(reason))
         except Exception as failure:
-            result = ActionResult(action, Ending.FAILED, detail=_first_line(failure))
+            is_silent = isinstance(failure, Py4JError) and not isinstance(failure, Py4JJavaError)
+            detail = "Spark's Java process does not answer" if is_silent else first_line(failure)
+            result = ActionResult(action, Ending.FAILED, detail=detail.strip())
         if stopped() and result.ending in (Ending.FAILED, Ending.GAVE_WAY):
             result = replace(result, ending=Ending.CANCELLED)
         return replace(result, seconds=round(time.monotonic() - began, 3))
 
     def release_idle(self) -> None:
-        """There is nothing to do for a while."""
+        """End the idle rewrite process and free its memory."""
         if self._rewriter is not None:
             self._rewriter.release_idle()
 
     def close(self) -> None:
-        """Let go of what a rewrite holds."""
+        """End the rewrite process for good."""
         if self._rewriter is not None:
             self._rewriter.close()
 
@@ -86,13 +89,13 @@ class ActionRunner:
         match action.kind:
             case ActionKind.REWRITE_MANIFESTS:
                 options = config.rewrite_manifests or {}
-                return self._procedures.rewrite_manifests(action, options)
+                return self._iceberg_actions.rewrite_manifests(action, options)
             case ActionKind.EXPIRE_SNAPSHOTS if config.expire_snapshots:
                 rules = config.expire_snapshots
-                return expire(self._jvm, self._tables, action, rules, self._turns.commit_window)
+                return expire(self._jvm, self._tables, action, rules, self._gate.commit_window)
             case ActionKind.REMOVE_ORPHAN_FILES if config.remove_orphan_files:
                 age = config.remove_orphan_files.older_than
-                actions = self._procedures.actions()
+                actions = self._iceberg_actions.actions()
                 return remove_orphans(self._jvm, actions, self._tables, action, age)
         return ActionResult(action, Ending.NOTHING, detail="not for this table")
 
@@ -100,24 +103,13 @@ class ActionRunner:
         if self._rewriter is None:
             from icestream.maintain.rewrite import Rewriter
 
-            told = (self._config.rewrite_data_files or {}).get(_TARGET)
+            target_bytes = (self._config.rewrite_data_files or {}).get(_TARGET)
             self._rewriter = Rewriter(
                 self._tables,
                 self._open_catalog,
                 self._spark,
                 self._indexes,
-                self._turns,
-                int(told) if told else None,
+                self._gate,
+                int(target_bytes) if target_bytes else None,
             )
         return self._rewriter.rewrite(action, stopped, progress)
-
-
-def _first_line(failure: BaseException) -> str:
-    """What went wrong, in one line."""
-    if isinstance(failure, Py4JJavaError):
-        text = str(failure.java_exception.toString())
-    elif isinstance(failure, Py4JError):
-        text = "Spark's Java process does not answer"
-    else:
-        text = f"{type(failure).__name__}: {failure}"
-    return text.strip().splitlines()[0]

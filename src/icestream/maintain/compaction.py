@@ -1,4 +1,4 @@
-"""Compaction: pure, which data files of a table are due to be written anew, and together."""
+"""Compaction, pure: which data files of a table are due to be rewritten, in which groups."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from icestream.tables.manifests import Numbers
 TARGET_BYTES = 256 << 20
 MIN_INPUT_FILES = 8
 DELETE_RATIO = 0.3  # as in Iceberg's own action
-GROUP_TARGETS = 4  # a group makes about so many files of the target size
+GROUP_TARGETS = 4  # a group becomes about so many files of the target size
 GROUP_RECORDS = 2_000_000  # of a mirror, whose positions and keys are held in memory
-_HOT = 2  # a partition that is being written waits for so many times the usual number of files
+_BEING_WRITTEN = 2  # such a partition waits for so many times the usual number of files
 _ALWAYS = 64  # files below target / 64 are worth joining whatever is beside them
 
 
 @dataclass(frozen=True)
 class CompactionRules:
-    """When files are due, by the options of `rewrite_data_files`."""
+    """When files are due: the options of `rewrite_data_files`, with defaults."""
 
     target_bytes: int = TARGET_BYTES
     small_bytes: int = TARGET_BYTES * 3 // 4
@@ -37,9 +37,9 @@ class CompactionRules:
     def of(
         options: Mapping[str, str], properties: Mapping[str, str], mirror: bool
     ) -> "CompactionRules":
-        """From the options, and the table's own properties where they say nothing."""
-        own = whole_number(properties, "write.target-file-size-bytes", TARGET_BYTES)
-        target = whole_number(options, "target-file-size-bytes", own)
+        """Read the options; defaults are the table's properties, then ours."""
+        default = whole_number(properties, "write.target-file-size-bytes", TARGET_BYTES)
+        target = whole_number(options, "target-file-size-bytes", default)
         most = whole_number(options, "max-file-group-size-bytes", target * GROUP_TARGETS)
         return CompactionRules(
             target_bytes=target,
@@ -54,120 +54,117 @@ class CompactionRules:
 
 @dataclass(frozen=True)
 class DueGroup:
-    """A group that is due, and what is wrong with it."""
+    """A file group that is due, and why."""
 
     group: FileGroup
-    small: int  # files that are below the size
+    small: int  # files that are smaller than `CompactionRules.small_bytes`
     with_deletes: int  # files of which too many rows are deleted
     most_deleted: float  # share of deleted rows in the worst of them
-    oldest: float  # when the oldest one came
-    being_written: bool  # its partition is being written
+    oldest: float  # when the oldest file was added
+    being_written: bool  # rows came to its partition lately
 
 
 def due_groups(
-    contents: SnapshotContents, rules: CompactionRules, hot_since: float
+    contents: SnapshotContents, rules: CompactionRules, written_since: float
 ) -> list[DueGroup]:
-    """All groups that are due, the most urgent first; `hot_since`: written later is being written.
+    """Return all groups that are due, the most urgent first.
 
-    Partitions at rest come first, the ones being written last; within these, files with deleted
-    rows come before files that are only small.
+    Partitions that rows came to after `written_since` count as being written, and come last.
+    Within these, files with deleted rows come before files that are only small.
     """
     data = contents.data
-    sizes, ratios, dirty = live_bytes(data), deleted_shares(data), too_deleted(data, rules)
-    small = (sizes < rules.small_bytes) & ~dirty
-    written = last_writes(contents)
+    sizes, shares, is_dirty = live_bytes(data), deleted_shares(data), too_deleted(data, rules)
+    is_small = (sizes < rules.small_bytes) & ~is_dirty
+    written_at = last_writes(contents)
     order = np.argsort(data.partition_numbers, kind="stable")
     bounds = np.searchsorted(data.partition_numbers[order], np.arange(len(contents.partitions) + 1))
-    smalls = np.bincount(data.partition_numbers[small], minlength=len(contents.partitions))
-    dirties = np.bincount(data.partition_numbers[dirty], minlength=len(contents.partitions))
-    found: list[DueGroup] = []
-    for place in np.flatnonzero((smalls > 1) | (dirties > 0)).tolist():
-        some = order[bounds[place] : bounds[place + 1]]
-        hot = bool(written[place] >= hot_since)
-        joined = some[small[some]]
-        joined = joined[_worth_joining(sizes[joined], rules, hot)]
-        joined = joined[np.argsort(data.added_at[joined], kind="stable")]
-        # What is left of files with deletes is joined with the small ones.
-        worst = some[dirty[some]]
-        worst = worst[np.argsort(-ratios[worst], kind="stable")]
-        files = np.concatenate([worst, joined])
+    small_counts = np.bincount(data.partition_numbers[is_small], minlength=len(contents.partitions))
+    dirty_counts = np.bincount(data.partition_numbers[is_dirty], minlength=len(contents.partitions))
+    groups: list[DueGroup] = []
+    for partition in np.flatnonzero((small_counts > 1) | (dirty_counts > 0)).tolist():
+        files = order[bounds[partition] : bounds[partition + 1]]
+        being_written = bool(written_at[partition] >= written_since)
+        small = files[is_small[files]]
+        small = small[_worth_joining(sizes[small], rules, being_written)]
+        small = small[np.argsort(data.added_at[small], kind="stable")]
+        dirty = files[is_dirty[files]]
+        dirty = dirty[np.argsort(-shares[dirty], kind="stable")]
+        # Together: what is left of files with deletes is joined with the small ones.
+        files = np.concatenate([dirty, small])
         for part in _split_into_groups(
             files, sizes[files], (data.records - data.deleted)[files], rules
         ):
-            if dirty[part].any() or len(part) > 1:  # one file alone would only be copied
-                found.append(_due_group(contents, part, dirty[part], ratios, hot))
+            if is_dirty[part].any() or len(part) > 1:  # one file alone would only be copied
+                groups.append(_due_group(contents, part, is_dirty[part], shares, being_written))
     return sorted(
-        found, key=lambda each: (each.being_written, not each.with_deletes, -len(each.group.files))
+        groups, key=lambda due: (due.being_written, not due.with_deletes, -len(due.group.files))
     )
 
 
 def live_bytes(data: DataFileColumns) -> Numbers:
-    """What the rows of each file that are left would take."""
-    left: Numbers = (data.bytes * (1 - deleted_shares(data))).astype(np.int64)
-    return left
+    """Return the size of each file without its deleted rows, about."""
+    sizes: Numbers = (data.bytes * (1 - deleted_shares(data))).astype(np.int64)
+    return sizes
 
 
 def too_deleted(data: DataFileColumns, rules: CompactionRules) -> Any:
-    """Whether so many rows of each file are deleted that it is written anew, whatever its size."""
-    dirty = (data.deleted > 0) & (deleted_shares(data) >= rules.delete_ratio)
+    """Whether so many rows of a file are deleted that it is rewritten, whatever its size."""
+    is_dirty = (data.deleted > 0) & (deleted_shares(data) >= rules.delete_ratio)
     if rules.delete_files is not None:
-        dirty |= data.delete_files >= rules.delete_files
-    return dirty
+        is_dirty |= data.delete_files >= rules.delete_files
+    return is_dirty
 
 
 def last_writes(contents: SnapshotContents) -> Any:
-    """When rows last came to each partition, as far as is known; compactions bring none."""
+    """Return when rows last came to each partition, as far as is known; compaction adds none."""
     data = contents.data
-    found = np.full(len(contents.partitions), -np.inf)
-    np.maximum.at(
-        found, data.partition_numbers[~data.only_rewritten], data.added_at[~data.only_rewritten]
-    )
-    return found
+    has_new_rows = ~data.only_rewritten
+    times = np.full(len(contents.partitions), -np.inf)
+    np.maximum.at(times, data.partition_numbers[has_new_rows], data.added_at[has_new_rows])
+    return times
 
 
 def deleted_shares(data: DataFileColumns) -> Any:
-    """Deleted rows of each file, as a share of its rows."""
+    """Return the deleted rows of each file, as a share of its rows."""
     return data.deleted / np.maximum(1, data.records)
 
 
-def _worth_joining(sizes: Numbers, rules: CompactionRules, hot: bool) -> Numbers:
-    """The small files that are worth joining: enough of them, or enough for a whole file.
+def _worth_joining(sizes: Numbers, rules: CompactionRules, being_written: bool) -> Numbers:
+    """Choose small files that are worth joining: enough of them, or enough for a whole file.
 
     A file is taken only if the smaller ones add up to its own size. So each rewrite at least
     doubles it, and no byte is written more often than it takes to double to the target.
     """
     order = np.argsort(sizes, kind="stable")
     sizes = sizes[order]
-    before = np.cumsum(sizes) - sizes
-    worth = np.flatnonzero(sizes <= np.maximum(before, rules.target_bytes // _ALWAYS))
+    smaller_bytes = np.cumsum(sizes) - sizes
+    worth = np.flatnonzero(sizes <= np.maximum(smaller_bytes, rules.target_bytes // _ALWAYS))
     count = int(worth[-1]) + 1 if len(worth) else 0
-    enough = rules.min_input_files * (_HOT if hot else 1)
-    whole = count > 1 and int(sizes[:count].sum()) >= rules.target_bytes
-    return order[:count] if count >= enough or whole else order[:0]
+    enough = rules.min_input_files * (_BEING_WRITTEN if being_written else 1)
+    fills_file = count > 1 and int(sizes[:count].sum()) >= rules.target_bytes
+    return order[:count] if count >= enough or fills_file else order[:0]
 
 
 def _split_into_groups(
     files: Numbers, sizes: Numbers, records: Numbers, rules: CompactionRules
 ) -> list[Numbers]:
-    """Cut into groups that are not too large."""
-    found: list[Numbers] = []
+    """Cut files into groups within the limits of bytes and rows."""
+    groups: list[Numbers] = []
     most_rows = rules.group_records or np.inf
     first, bytes_, rows = 0, 0, 0
-    for at, (size, more) in enumerate(zip(sizes.tolist(), records.tolist(), strict=True)):
-        if at > first and (bytes_ + size > rules.group_bytes or rows + more > most_rows):
-            found.append(files[first:at])
-            first, bytes_, rows = at, 0, 0
-        bytes_, rows = bytes_ + size, rows + more
-    return [*found, files[first:]] if len(files) else found
+    for i, (size, count) in enumerate(zip(sizes.tolist(), records.tolist(), strict=True)):
+        if i > first and (bytes_ + size > rules.group_bytes or rows + count > most_rows):
+            groups.append(files[first:i])
+            first, bytes_, rows = i, 0, 0
+        bytes_, rows = bytes_ + size, rows + count
+    return [*groups, files[first:]] if len(files) else groups
 
 
 def _due_group(
-    contents: SnapshotContents, files: Numbers, dirty: Any, ratios: Any, hot: bool
+    contents: SnapshotContents, files: Numbers, is_dirty: Any, shares: Any, being_written: bool
 ) -> DueGroup:
-    data, partition = (
-        contents.data,
-        contents.partitions[int(contents.data.partition_numbers[files[0]])],
-    )
+    data = contents.data
+    partition = contents.partitions[int(data.partition_numbers[files[0]])]
     group = FileGroup(
         partition=partition.name,
         spec_id=partition.spec_id,
@@ -175,20 +172,20 @@ def _due_group(
         bytes=int(data.bytes[files].sum()),
         records=int(data.records[files].sum()),
         values=partition.values,
-        largest=int(data.bytes[files[~dirty]].max(initial=0)),
+        largest=int(data.bytes[files[~is_dirty]].max(initial=0)),
     )
     return DueGroup(
         group=group,
-        small=int((~dirty).sum()),
-        with_deletes=int(dirty.sum()),
-        most_deleted=float(ratios[files].max()),
+        small=int((~is_dirty).sum()),
+        with_deletes=int(is_dirty.sum()),
+        most_deleted=float(shares[files].max()),
         oldest=float(data.added_at[files].min()),
-        being_written=hot,
+        being_written=being_written,
     )
 
 
 def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
-    """An option that counts something."""
+    """Read an option that is a whole number."""
     text = options.get(name)
     if text is None:
         return default

@@ -1,4 +1,4 @@
-"""Contents: the live files of a table in columns, and which of their rows are deleted."""
+"""The live files of a table in columns, and how many rows of each are deleted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,14 +22,14 @@ from icestream.tables.manifests import (
 from icestream.tables.position_deletes import count_positions
 
 Values = tuple[Any, ...]  # of a partition, as Iceberg stores them
-Namer = Callable[[Values], str]
+Namer = Callable[[Values], str]  # makes a text for people of partition values
 
-READ_AT_MOST = 256  # delete files that a look opens; what others delete is guessed until then
+READ_AT_MOST = 256  # delete files that are opened at once; what others delete is estimated
 
 
 @dataclass(frozen=True)
 class TablePartition:
-    """A partition of a table, under one of its specs."""
+    """A table partition, under one of the table's specs."""
 
     spec_id: int
     values: Values
@@ -38,18 +38,17 @@ class TablePartition:
 
 @dataclass(frozen=True)
 class DataFileColumns:
-    """The data files, column by column."""
+    """The data files of a snapshot, column by column."""
 
     paths: pa.StringArray
     bytes: Numbers
     records: Numbers
     deleted: Numbers  # rows of each that are deleted
     delete_files: Numbers  # how many are read with each
-    added_at: NDArray[np.float64]  # when each came, in seconds; if that is forgotten, at the latest
-    only_rewritten: NDArray[
-        np.bool_
-    ]  # no sign of writing: by a compaction, or before all that is known
-    partition_numbers: Numbers  # numbers in `Contents.partitions`
+    added_at: NDArray[np.float64]  # in seconds; if its snapshot is expired, the latest possible
+    # Added by a compaction, or by an expired snapshot: shows no recent writing to the partition.
+    only_rewritten: NDArray[np.bool_]
+    partition_numbers: Numbers  # indices in `SnapshotContents.partitions`
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -57,13 +56,13 @@ class DataFileColumns:
 
 @dataclass(frozen=True)
 class DeleteFileColumns:
-    """The position-delete files, column by column."""
+    """The position-delete files of a snapshot, column by column."""
 
     paths: pa.StringArray
     bytes: Numbers
     records: Numbers
-    places: Numbers
-    shared: NDArray[np.bool_]  # about several data files: read with each of its partition
+    partition_numbers: Numbers  # indices in `SnapshotContents.partitions`
+    shared: NDArray[np.bool_]  # about several data files: read with each file of its partition
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -71,7 +70,7 @@ class DeleteFileColumns:
 
 @dataclass(frozen=True)
 class SnapshotContents:
-    """What a snapshot holds."""
+    """The live files of a snapshot."""
 
     partitions: tuple[TablePartition, ...]
     data: DataFileColumns
@@ -81,81 +80,83 @@ class SnapshotContents:
 
 @dataclass(frozen=True)
 class SnapshotTime:
-    """When a snapshot was made, and whether it only moved rows."""
+    """When a snapshot was made, in seconds, and whether it only moved rows, as compaction does."""
 
     at: float
-    moved: bool
+    only_rewrote: bool
 
 
 class DeleteFileReader:
-    """What position-delete files for several data files say of each, read once."""
+    """Counts the rows that position-delete files delete in each data file; reads each file once."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[pa.Array, Numbers]] = {}
 
     def read(self, io: FileIO, paths: Sequence[str]) -> dict[str, tuple[pa.Array, Numbers]]:
-        """Data files and rows deleted in each, by delete file; a bounded number of new ones."""
-        left = READ_AT_MOST
-        found = {}
+        """Return data files and deleted rows of each, by delete file; opens `READ_AT_MOST`."""
+        reads_left = READ_AT_MOST
+        counts = {}
         for path in paths:
             if path in self._known:
-                found[path] = self._known[path]
-            elif left:
-                left -= 1
-                with suppress(OSError, pa.ArrowException):  # not Parquet, or gone: `verify` tells
-                    found[path] = count_positions(opener(io), path)
-        self._known = found
-        return found
+                counts[path] = self._known[path]
+            elif reads_left:
+                reads_left -= 1
+                with suppress(OSError, pa.ArrowException):  # not Parquet, or deleted: see `verify`
+                    counts[path] = count_positions(opener(io), path)
+        self._known = counts
+        return counts
 
 
 def contents_of(
     entries: Sequence[ManifestColumns],
-    moments: Mapping[int, SnapshotTime],
-    forgotten: float,
+    snapshot_times: Mapping[int, SnapshotTime],
+    oldest: float,
     names: Mapping[int, Namer],
     io: FileIO,
     deletes: DeleteFileReader,
 ) -> SnapshotContents:
-    """Put the manifests' entries together.
+    """Put the entries of manifests together.
 
-    `moments` are the snapshots that are still known; files of others came `forgotten`, or before.
-    `names` make a text for people of partition values, by spec id.
+    `snapshot_times` has the retained snapshots; files of others count as added at `oldest`.
+    `names` is by spec id.
     """
-    seen: dict[tuple[int, tuple[Any, ...]], int] = {}
-    placed = []
+    known: dict[tuple[int, Values], int] = {}  # partitions, with their numbers
+    partition_numbers = []
     for each in entries:
-        known = [seen.setdefault((each.spec_id, some), len(seen)) for some in each.partitions]
-        placed.append(np.array(known, dtype=np.int64)[each.partition_numbers])
+        numbers = [known.setdefault((each.spec_id, v), len(known)) for v in each.partitions]
+        partition_numbers.append(np.array(numbers, dtype=np.int64)[each.partition_numbers])
     content = _concat(each.content for each in entries)
     paths = _concat_texts(each.paths for each in entries)
-    about = _concat_texts(each.referenced_data_file for each in entries)
-    numbers = [
+    named_files = _concat_texts(each.referenced_data_file for each in entries)
+    columns = [
         _concat(each.bytes for each in entries),
         _concat(each.records for each in entries),
-        _concat(placed),
+        _concat(partition_numbers),
         _concat(each.snapshots for each in entries),
     ]
     is_data, is_delete = content == DATA, content == POSITION_DELETES
-    size, records, places, snapshots = (column[is_data] for column in numbers)
-    added, moved = _moments(snapshots, moments, forgotten)
+    sizes, records, partition, snapshots = (column[is_data] for column in columns)
+    added_at, only_rewritten = _added_at(snapshots, snapshot_times, oldest)
     data = DataFileColumns(
         paths=paths.filter(pa.array(is_data)),
-        bytes=size,
+        bytes=sizes,
         records=records,
-        deleted=np.zeros(len(size), dtype=np.int64),
-        delete_files=np.zeros(len(size), dtype=np.int64),
-        added_at=added,
-        only_rewritten=moved,
-        partition_numbers=places,
+        deleted=np.zeros(len(sizes), dtype=np.int64),
+        delete_files=np.zeros(len(sizes), dtype=np.int64),
+        added_at=added_at,
+        only_rewritten=only_rewritten,
+        partition_numbers=partition,
     )
-    size, records, places, _ = (column[is_delete] for column in numbers)
-    about = about.filter(pa.array(is_delete))
-    shared = about.is_null().to_numpy(zero_copy_only=False)
-    dead = DeleteFileColumns(paths.filter(pa.array(is_delete)), size, records, places, shared)
-    if len(dead):
-        _count_deleted(data, dead, about, io, deletes)
-    partitions = tuple(TablePartition(spec, some, names[spec](some)) for spec, some in seen)
-    return SnapshotContents(partitions, data, dead, int((content == EQUALITY_DELETES).sum()))
+    sizes, records, partition, _ = (column[is_delete] for column in columns)
+    named_files = named_files.filter(pa.array(is_delete))
+    is_shared = named_files.is_null().to_numpy(zero_copy_only=False)
+    delete_paths = paths.filter(pa.array(is_delete))
+    delete_files = DeleteFileColumns(delete_paths, sizes, records, partition, is_shared)
+    if len(delete_files):
+        _count_deleted(data, delete_files, named_files, io, deletes)
+    partitions = tuple(TablePartition(spec_id, v, names[spec_id](v)) for spec_id, v in known)
+    equality_deletes = int((content == EQUALITY_DELETES).sum())
+    return SnapshotContents(partitions, data, delete_files, equality_deletes)
 
 
 def _concat(parts: Any) -> Numbers:
@@ -166,55 +167,57 @@ def _concat_texts(parts: Any) -> pa.StringArray:
     return pa.chunked_array(list(parts), pa.string()).combine_chunks()
 
 
-def _moments(
-    snapshots: Numbers, moments: Mapping[int, SnapshotTime], forgotten: float
+def _added_at(
+    snapshots: Numbers, snapshot_times: Mapping[int, SnapshotTime], oldest: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """When the files of these snapshots came, and whether that tells nothing of writing."""
-    ids, where = np.unique(snapshots, return_inverse=True)
-    told = [moments.get(int(each), SnapshotTime(forgotten, True)) for each in ids]
-    at = np.array([each.at for each in told], dtype=np.float64)
-    moved = np.array([each.moved for each in told], dtype=np.bool_)
-    return at[where], moved[where]
+    """Return when files of these snapshots were added, and whether only by a rewrite."""
+    ids, indices = np.unique(snapshots, return_inverse=True)
+    times = [snapshot_times.get(int(id_), SnapshotTime(oldest, True)) for id_ in ids]
+    added_at = np.array([time.at for time in times], dtype=np.float64)
+    only_rewritten = np.array([time.only_rewrote for time in times], dtype=np.bool_)
+    return added_at[indices], only_rewritten[indices]
 
 
 def _count_deleted(
     data: DataFileColumns,
-    dead: DeleteFileColumns,
-    about: pa.StringArray,
+    delete_files: DeleteFileColumns,
+    named_files: pa.StringArray,
     io: FileIO,
     deletes: DeleteFileReader,
 ) -> None:
-    """Count the deleted rows of each data file, from metadata where that says it."""
-    one = pc.index_in(about, value_set=data.paths).fill_null(-1).to_numpy()
-    scoped = one >= 0
-    np.add.at(data.deleted, one[scoped], dead.records[scoped])
-    np.add.at(data.delete_files, one[scoped], 1)
-    several = np.flatnonzero(dead.shared)
-    # The newest first: those are the ones that were not seen before.
-    paths = {int(at): dead.paths[int(at)].as_py() for at in several[::-1]}
-    known = deletes.read(io, list(paths.values()))
-    if read := [known[path] for path in paths.values() if path in known]:
-        named = pa.concat_arrays([some for some, _ in read])
-        counts = np.concatenate([some for _, some in read])
-        found = pc.index_in(named, value_set=data.paths).fill_null(-1).to_numpy()
-        there = found >= 0
-        np.add.at(data.deleted, found[there], counts[there])
-        np.add.at(data.delete_files, found[there], 1)
-    _estimate_deleted(data, dead, [at for at, path in paths.items() if path not in known])
+    """Count the deleted rows of each data file, from metadata where that names the data file."""
+    _add_deleted(data, named_files, delete_files.records)
+    shared = np.flatnonzero(delete_files.shared)
+    # The newest first: those were not read before.
+    paths = {int(i): delete_files.paths[int(i)].as_py() for i in shared[::-1]}
+    counts = deletes.read(io, list(paths.values()))
+    if read := [counts[path] for path in paths.values() if path in counts]:
+        data_files = pa.concat_arrays([data_files for data_files, _ in read])
+        _add_deleted(data, data_files, np.concatenate([deleted for _, deleted in read]))
+    _estimate_deleted(data, delete_files, [i for i, path in paths.items() if path not in counts])
     np.minimum(data.deleted, data.records, out=data.deleted)
 
 
+def _add_deleted(data: DataFileColumns, paths: pa.StringArray, counts: Numbers) -> None:
+    """Add a delete file to each data file of these paths, with the rows that it deletes there."""
+    indices = pc.index_in(paths, value_set=data.paths).fill_null(-1).to_numpy()
+    is_live = indices >= 0
+    np.add.at(data.deleted, indices[is_live], counts[is_live])
+    np.add.at(data.delete_files, indices[is_live], 1)
+
+
 def _estimate_deleted(
-    data: DataFileColumns, dead: DeleteFileColumns, unread: Sequence[int]
+    data: DataFileColumns, deletes: DeleteFileColumns, unread: Sequence[int]
 ) -> None:
-    """Take it that a delete file hits the rows of its partition evenly."""
+    """Add delete files that were not read, as if their rows were spread evenly in the partition."""
     if not unread:
         return
-    some = np.array(unread, dtype=np.int64)
-    number = int(max(data.partition_numbers.max(initial=0), dead.places.max(initial=0))) + 1
-    rows = np.bincount(dead.places[some], weights=dead.records[some], minlength=number)
-    files = np.bincount(dead.places[some], minlength=number)
-    there = np.bincount(data.partition_numbers, weights=data.records, minlength=number)
-    share = rows / np.maximum(1, there)
+    indices = np.array(unread, dtype=np.int64)
+    partitions = deletes.partition_numbers[indices]
+    count = int(max(data.partition_numbers.max(initial=0), deletes.partition_numbers.max())) + 1
+    rows = np.bincount(partitions, weights=deletes.records[indices], minlength=count)
+    files = np.bincount(partitions, minlength=count)
+    data_rows = np.bincount(data.partition_numbers, weights=data.records, minlength=count)
+    share = rows / np.maximum(1, data_rows)
     data.deleted[:] += (data.records * share[data.partition_numbers]).round().astype(np.int64)
     data.delete_files[:] += files[data.partition_numbers]

@@ -1,7 +1,7 @@
-"""Turns: a batch of the stream and a commit of maintenance take turns, the stream first.
+"""The gate between batches of a run and commits of maintenance: they exclude each other.
 
 One gate per pipeline and not per table: a batch plans all its tables before it stages any, and
-lands them together, so the moment between two batches is the same for all of them.
+commits them together, so the moment between two batches is the same for all of them.
 """
 
 import threading
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LONGEST_WAIT = 5.0  # seconds that a batch waits for a commit of maintenance
-_LOOK_EVERY = 0.2
+_POLL_SECONDS = 0.2
 
 
 class GateClosed(Exception):
-    """Maintenance was asked to stop while it waited for its turn."""
+    """Raised when maintenance is asked to stop while it waits for its commit window."""
 
 
 class MaintenanceGate:
-    """The gate. Between two batches one waiting commit may pass, however busy the stream is."""
+    """Lets one waiting commit of maintenance pass between two batches, however busy the run is."""
 
     def __init__(
         self, longest_wait: float = LONGEST_WAIT, stopped: Callable[[], bool] = lambda: False
@@ -26,28 +26,29 @@ class MaintenanceGate:
         self._longest_wait = longest_wait
         self._stopped = stopped
         self._changed = threading.Condition()
-        self._batches = 0  # at work: 1 or 0
-        self._waiting = 0
-        self._taken = False
-        self._passed = 0
-        self._queued = False  # a batch waits for the commit that passes
-        self._closed = False  # it has passed, so the batch is next
+        self._batches = 0  # under way: 1 or 0
+        self._commits_waiting = 0
+        self._commit_open = False
+        self._commits_passed = 0
+        self._is_batch_waiting = False  # for the commit that passes
+        self._is_batch_next = False  # the commit has passed: no other one before the batch
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """The stream, from planning to landing; waits for one commit at most, and not for long.
+        """Context manager of a batch, from its plan to its commits.
 
-        A commit that is still not through then loses by compare-and-set, which harms nobody.
+        Waits for one commit of maintenance at most, and not for long. A commit that has not ended
+        by then loses by compare-and-set, and is tried again.
         """
         with self._changed:
             deadline = time.monotonic() + self._longest_wait
-            before = self._passed
-            self._queued = True
-            while (self._taken or self._waiting) and self._passed == before:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
+            before = self._commits_passed
+            self._is_batch_waiting = True
+            while self._commits_passed == before and (self._commit_open or self._commits_waiting):
+                seconds_left = deadline - time.monotonic()
+                if seconds_left <= 0 or not self._changed.wait(seconds_left):
                     break
-            self._queued = self._closed = False
+            self._is_batch_waiting = self._is_batch_next = False
             self._batches += 1
         try:
             yield
@@ -58,23 +59,23 @@ class MaintenanceGate:
 
     @contextmanager
     def commit_window(self, table: str) -> Iterator[None]:
-        """Maintenance, for the short time of one commit; raises NoTurn when it is to stop."""
+        """Context manager of one commit of maintenance; raises GateClosed if asked to stop."""
         with self._changed:
-            self._waiting += 1
+            self._commits_waiting += 1
             try:
-                while self._batches or self._taken or self._closed:
+                while self._batches or self._commit_open or self._is_batch_next:
                     if self._stopped():
                         raise GateClosed
-                    self._changed.wait(_LOOK_EVERY)
-                self._taken = True
+                    self._changed.wait(_POLL_SECONDS)
+                self._commit_open = True
             finally:
-                self._waiting -= 1
+                self._commits_waiting -= 1
                 self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self._taken = False
-                self._passed += 1
-                self._closed = self._queued
+                self._commit_open = False
+                self._commits_passed += 1
+                self._is_batch_next = self._is_batch_waiting
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Health: how a table stands, from its metadata alone; no JVM, cheap also with 100,000 files."""
+"""The health of a table, from its metadata alone; no JVM, cheap also with 100,000 files."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from pyiceberg.types import IcebergType
 from icestream.config.options.maintenance import MaintenanceOptions
 from icestream.config.route import QUARANTINE
 from icestream.maintain import compaction
-from icestream.maintain.compaction import CompactionRules
+from icestream.maintain.compaction import CompactionRules, DueGroup
 from icestream.maintain.contents import (
     DeleteFileReader,
     Namer,
@@ -28,17 +28,17 @@ from icestream.tables.design import KEYS_PROPERTY
 from icestream.tables.manifests import ManifestReader
 
 _HOUR = 3600.0
-_SELDOM_READ = 8  # a quarantine waits for so many times the usual number of small files
+_QUARANTINE_FILES = 8  # it is seldom read: waits for so many times the usual number of files
 _MANIFEST_BYTES = 8 << 20  # Iceberg's default for `commit.manifest.target-size-bytes`
 
 
 @dataclass(frozen=True)
 class TableHealth:
-    """One table at one moment; sizes in bytes, times in seconds."""
+    """The health of a table at one moment; sizes in bytes, times in seconds."""
 
     table: str
     at: float
-    mirror: bool  # an upsert table: its rewrite is our own
+    mirror: bool  # an upsert table
     snapshot_id: int | None
     data_files: int
     bytes: int
@@ -50,22 +50,23 @@ class TableHealth:
     worst_deleted: float  # share of deleted rows in the worst data file
     partitions: int
     most_files: int  # in one partition
-    fullest: str  # which one
-    compaction_lag: int  # files that compaction should take now, were there no budget
+    fullest: str  # name of the partition with most files
+    compaction_lag: int  # files that compaction should take now, without a budget
     compaction_bytes: int  # in them
     snapshots: int
     snapshot_times: tuple[float, ...] = field(repr=False)  # of those that expiry may take
     oldest_snapshot: float | None  # when it was made
-    began: float | None  # when the table was made, about: see `_began`
+    began: float | None  # when the table was created, about: see `_began`
     commits_per_hour: float
     manifests: int  # of data files
     delete_manifests: int
     manifest_bytes: int  # of data files
     manifest_target: int
     metadata_bytes: int | None
-    orphan_files: int  # an estimate from above: see `_orphans`
+    orphan_files: int  # an estimate from above: see `_estimate_orphans`
     rules: CompactionRules = field(repr=False)
     contents: SnapshotContents = field(repr=False)
+    due_groups: Sequence[DueGroup] = field(repr=False)  # of `compaction_lag`, most urgent first
 
     @property
     def average_bytes(self) -> int:
@@ -78,10 +79,10 @@ class TableHealth:
         return self.deleted_rows / self.records if self.records else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """What machines are told; keys are stable."""
-        left_out = ("rules", "contents", "snapshot_times", "manifest_target", "began")
-        known = {name: value for name, value in vars(self).items() if name not in left_out}
-        return known | {
+        """As plain data for JSON; keys are stable."""
+        internal = ("rules", "contents", "due_groups", "snapshot_times", "manifest_target", "began")
+        facts = {name: value for name, value in vars(self).items() if name not in internal}
+        return facts | {
             "average_bytes": self.average_bytes,
             "deleted_share": round(self.deleted_share, 4),
             "target_bytes": self.rules.target_bytes,
@@ -89,21 +90,21 @@ class TableHealth:
 
 
 class HealthReader:
-    """Looks at tables; remembers what cannot change, so that the next look is cheaper."""
+    """Reads the health of tables; keeps what it read of manifests, which never change."""
 
     def __init__(self, maintenance: MaintenanceOptions) -> None:
         self._maintenance = maintenance
         self._known: dict[str, tuple[ManifestReader, DeleteFileReader]] = {}
 
     def read(self, name: str, table: Table, now: float | None = None) -> TableHealth:
-        """How a table stands, as it was loaded."""
+        """Return the health of a loaded table."""
         now = time.time() if now is None else now
         manifests, deletes = self._known.setdefault(name, (ManifestReader(), DeleteFileReader()))
         current = table.current_snapshot()
-        listed = current.manifests(table.io) if current else []
+        manifest_files = current.manifests(table.io) if current else []
         contents = contents_of(
-            manifests.read(table.io, listed),
-            _moments(table.metadata.snapshots),
+            manifests.read(table.io, manifest_files),
+            _snapshot_times(table.metadata.snapshots),
             _oldest(table.metadata.snapshots) or now,
             _namers(table),
             table.io,
@@ -113,9 +114,9 @@ class HealthReader:
         options = self._maintenance.rewrite_data_files or {}
         rules = CompactionRules.of(options, table.properties, mirror)
         if name.endswith(QUARANTINE):
-            rules = replace(rules, min_input_files=_SELDOM_READ * rules.min_input_files)
-        hot_since = now - self._maintenance.every.total_seconds()
-        due = compaction.due_groups(contents, rules, hot_since)
+            rules = replace(rules, min_input_files=_QUARANTINE_FILES * rules.min_input_files)
+        last_look = now - self._maintenance.every.total_seconds()
+        due = compaction.due_groups(contents, rules, written_since=last_look)
         return TableHealth(
             table=name,
             at=now,
@@ -125,11 +126,12 @@ class HealthReader:
             compaction_lag=sum(len(each.group.files) for each in due),
             compaction_bytes=sum(each.group.bytes for each in due),
             **_history(table, now),
-            **_manifests(listed, table.properties),
-            metadata_bytes=_size_of(table),
-            orphan_files=_orphans(table.metadata.snapshots),
+            **_manifests(manifest_files, table.properties),
+            metadata_bytes=_metadata_bytes(table),
+            orphan_files=_estimate_orphans(table.metadata.snapshots),
             rules=rules,
             contents=contents,
+            due_groups=due,
         )
 
 
@@ -155,14 +157,14 @@ def _sizes(contents: SnapshotContents, rules: CompactionRules) -> dict[str, Any]
 def _history(table: Table, now: float) -> dict[str, Any]:
     snapshots = table.metadata.snapshots
     oldest = _oldest(snapshots)
-    recent = sum(each.timestamp_ms / 1000 >= now - _HOUR for each in snapshots)
+    recent = sum(snapshot.timestamp_ms / 1000 >= now - _HOUR for snapshot in snapshots)
     span = min(_HOUR, max(60.0, now - oldest)) if oldest is not None else _HOUR
-    named = {each.snapshot_id for each in table.metadata.refs.values()}
+    named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     return {
         "snapshots": len(snapshots),
-        # What a branch or a tag names stays.
+        # Expiry keeps what a branch or a tag names.
         "snapshot_times": tuple(
-            sorted(each.timestamp_ms / 1000 for each in snapshots if each.snapshot_id not in named)
+            sorted(s.timestamp_ms / 1000 for s in snapshots if s.snapshot_id not in named)
         ),
         "oldest_snapshot": oldest,
         "began": _began(table),
@@ -170,13 +172,13 @@ def _history(table: Table, now: float) -> dict[str, Any]:
     }
 
 
-def _manifests(listed: Sequence[ManifestFile], properties: Mapping[str, str]) -> dict[str, Any]:
-    data = [each for each in listed if each.content == ManifestContent.DATA]
+def _manifests(files: Sequence[ManifestFile], properties: Mapping[str, str]) -> dict[str, Any]:
+    data = [manifest for manifest in files if manifest.content == ManifestContent.DATA]
     target = properties.get("commit.manifest.target-size-bytes", "")
     return {
         "manifests": len(data),
-        "delete_manifests": len(listed) - len(data),
-        "manifest_bytes": sum(each.manifest_length for each in data),
+        "delete_manifests": len(files) - len(data),
+        "manifest_bytes": sum(manifest.manifest_length for manifest in data),
         "manifest_target": int(target) if target.isdecimal() else _MANIFEST_BYTES,
     }
 
@@ -186,48 +188,48 @@ def _oldest(snapshots: Sequence[Snapshot]) -> float | None:
 
 
 def _began(table: Table) -> float | None:
-    """When the table was made, going back from the oldest snapshot as fast as commits come now."""
+    """Estimate when the table was created, as if commits had always come as fast as now."""
     snapshots = table.metadata.snapshots
     if not snapshots:
         return None
-    times = sorted(each.timestamp_ms for each in snapshots)
+    times = sorted(snapshot.timestamp_ms for snapshot in snapshots)
     if len(times) == 1:  # expired down to the last one; the log of metadata files goes further
-        times = sorted({*times, *(each.timestamp_ms for each in table.metadata.metadata_log)})
+        times = sorted({*times, *(entry.timestamp_ms for entry in table.metadata.metadata_log)})
     spacing = (times[-1] - times[0]) / max(1, len(times) - 1)
-    oldest = min(each.sequence_number or 1 for each in snapshots)
-    return (times[0] - spacing * (oldest - 1)) / 1000
+    oldest_sequence = min(snapshot.sequence_number or 1 for snapshot in snapshots)
+    return (times[0] - spacing * (oldest_sequence - 1)) / 1000
 
 
-def _moments(snapshots: Sequence[Snapshot]) -> dict[int, SnapshotTime]:
+def _snapshot_times(snapshots: Sequence[Snapshot]) -> dict[int, SnapshotTime]:
     return {
-        each.snapshot_id: SnapshotTime(
-            each.timestamp_ms / 1000,
-            each.summary is not None and each.summary.operation == Operation.REPLACE,
+        snapshot.snapshot_id: SnapshotTime(
+            snapshot.timestamp_ms / 1000,
+            snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE,
         )
-        for each in snapshots
+        for snapshot in snapshots
     }
 
 
-def _orphans(snapshots: Sequence[Snapshot]) -> int:
-    """Files that nobody names, at most, as far as the retained snapshots tell; storage is not read.
+def _estimate_orphans(snapshots: Sequence[Snapshot]) -> int:
+    """Estimate orphan files from above, by the retained snapshots; storage is not listed.
 
-    Each start of a pipeline after the first may have followed a death with a whole batch staged.
+    Each start of a pipeline after the first may have followed a crash with a whole batch staged.
     """
-    starts: dict[str, set[str]] = {}
+    generations: dict[str, set[str]] = {}
     files, commits = 0, 0
-    for each in snapshots:
-        told = each.summary.additional_properties if each.summary else {}
-        if (generation := told.get("icestream.generation")) is None:
+    for snapshot in snapshots:
+        facts = snapshot.summary.additional_properties if snapshot.summary else {}
+        if (generation := facts.get("icestream.generation")) is None:
             continue
-        starts.setdefault(told.get("icestream.pipeline", ""), set()).add(generation)
-        if added := int(told.get("added-data-files", 0)) + int(told.get("added-delete-files", 0)):
+        generations.setdefault(facts.get("icestream.pipeline", ""), set()).add(generation)
+        if added := int(facts.get("added-data-files", 0)) + int(facts.get("added-delete-files", 0)):
             files, commits = files + added, commits + 1
-    again = sum(len(each) - 1 for each in starts.values())
-    return round(again * files / commits) if commits else 0
+    restarts = sum(len(of_pipeline) - 1 for of_pipeline in generations.values())
+    return round(restarts * files / commits) if commits else 0
 
 
-def _size_of(table: Table) -> int | None:
-    """Length of metadata.json; None where the catalog does not keep one within reach."""
+def _metadata_bytes(table: Table) -> int | None:
+    """Return the length of metadata.json; None where the catalog does not give access to it."""
     try:
         return len(table.io.new_input(table.metadata_location))
     except (OSError, ValueError):
@@ -238,18 +240,18 @@ def _namers(table: Table) -> dict[int, Namer]:
     schema = table.schema()
 
     def namer(spec: PartitionSpec) -> Namer:
-        kinds = [
-            schema.find_type(each.source_id) if each.source_id in schema.field_ids else None
-            for each in spec.fields
+        types = [
+            schema.find_type(f.source_id) if f.source_id in schema.field_ids else None
+            for f in spec.fields
         ]
-        return lambda values: _named(spec, kinds, values)
+        return lambda values: _name(spec, types, values)
 
-    return {number: namer(spec) for number, spec in table.metadata.specs().items()}
+    return {spec_id: namer(spec) for spec_id, spec in table.metadata.specs().items()}
 
 
-def _named(spec: PartitionSpec, kinds: Sequence[IcebergType | None], values: Values) -> str:
-    """Partition values for people: `day=2026-11-14/region=eu`; of a dropped column, as stored."""
+def _name(spec: PartitionSpec, types: Sequence[IcebergType | None], values: Values) -> str:
+    """Name a partition for people: `day=2026-11-14/region=eu`; dropped columns as stored."""
     return "/".join(
-        f"{each.name}={each.transform.to_human_string(kind, value) if kind else value}"
-        for each, kind, value in zip(spec.fields, kinds, values, strict=True)
+        f"{f.name}={f.transform.to_human_string(iceberg_type, value) if iceberg_type else value}"
+        for f, iceberg_type, value in zip(spec.fields, types, values, strict=True)
     )

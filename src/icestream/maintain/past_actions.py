@@ -1,4 +1,4 @@
-"""The past: what maintenance did to a pipeline's tables, from the history; no JVM."""
+"""Reads from the history which actions maintenance ran on a pipeline's tables; no JVM."""
 
 from pathlib import Path
 
@@ -7,21 +7,21 @@ from icestream.maintain.action import ActionKind, Ending
 from icestream.maintain.rewrite_speed import PastAction
 from icestream.observe import history
 
-_REMEMBERED = 7 * 86400.0
+_SINCE_SECONDS = 7 * 86400.0
 
 
 def past_actions(config: PipelineConfig, now: float) -> list[PastAction]:
-    """The runs of the last days, oldest first, for the policy."""
-    found = history.maintenance(Path(config.state_location), config.name, now - _REMEMBERED)
+    """Return the actions of the last days, oldest first, for the policy."""
+    rows = history.maintenance(Path(config.state_location), config.name, now - _SINCE_SECONDS)
     return [
         PastAction(
-            table=each["table"],
-            kind=ActionKind(each["action"]),
-            at=each["at"],
-            seconds=each["seconds"],
-            files=each["files_before"],
-            bytes=each["bytes_before"],
-            ending=Ending(each["ending"]),
+            table=row["table"],
+            kind=ActionKind(row["action"]),
+            at=row["at"],
+            seconds=row["seconds"],
+            files=row["files_before"],
+            bytes=row["bytes_before"],
+            ending=Ending(row["ending"]),
         )
-        for each in found
+        for row in rows
     ]

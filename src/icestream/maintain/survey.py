@@ -1,4 +1,4 @@
-"""Survey: the health of a pipeline's tables and what maintenance would do now; no JVM."""
+"""The health of all tables of a pipeline, and what maintenance would do now; no JVM."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from icestream.tables.inventory import table_names, translate_catalog_errors
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found, and what is to be done."""
+    """The health of a pipeline's tables, and the actions that are due."""
 
     pipeline: str
     tables: tuple[TableHealth, ...]
@@ -29,14 +29,14 @@ class Survey:
     switched_off: bool  # by `maintenance: false`
 
     def facts(self) -> dict[str, Any]:
-        """What machines are told; keys are stable."""
+        """As plain data for JSON; keys are stable."""
         return {
             "pipeline": self.pipeline,
             "maintenance": not self.switched_off,
             "tables": [
-                each.facts()
-                | {"due": [_action_facts(one) for one in self.actions if one.table == each.table]}
-                for each in self.tables
+                health.facts()
+                | {"due": [a.facts() for a in self.actions if a.table == health.table]}
+                for health in self.tables
             ],
             "missing": list(self.missing),
             "broken": self.broken,
@@ -46,30 +46,20 @@ class Survey:
 def survey(
     config: PipelineConfig, past: Sequence[PastAction] = (), now: float | None = None
 ) -> Survey:
-    """Look at every table of a pipeline, quarantines included."""
+    """Read the health of every table of a pipeline, quarantines included."""
     now = time.time() if now is None else now
     options = config.maintenance
-    health = HealthReader(options or MaintenanceOptions())
-    found, missing, broken = [], [], {}
+    reader = HealthReader(options or MaintenanceOptions())
+    tables, missing, broken = [], [], {}
     with translate_catalog_errors(config.catalog.name):
         catalog = catalog_for(config.catalog).open()
         for name in table_names(config, catalog):
             try:
-                found.append(health.read(name, catalog.load_table(name), now))
+                tables.append(reader.read(name, catalog.load_table(name), now))
             except (NoSuchTableError, NoSuchNamespaceError):
                 missing.append(name)
             except (FileNotFoundError, ValueError, ValidationError) as failure:
-                told = str(failure).strip() or type(failure).__name__
-                broken[name] = told.splitlines()[0][:200]
-    actions = tuple(due_actions(found, options, past, now))
-    return Survey(config.name, tuple(found), tuple(missing), broken, actions, options is False)
-
-
-def _action_facts(action: Action) -> dict[str, Any]:
-    return {
-        "action": action.kind.value,
-        "reason": action.reason,
-        "groups": len(action.groups),
-        "files": sum(len(each.files) for each in action.groups),
-        "bytes": sum(each.bytes for each in action.groups),
-    }
+                message = str(failure).strip() or type(failure).__name__
+                broken[name] = message.splitlines()[0][:200]
+    actions = tuple(due_actions(tables, options, past, now))
+    return Survey(config.name, tuple(tables), tuple(missing), broken, actions, options is False)

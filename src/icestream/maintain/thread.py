@@ -1,7 +1,7 @@
-"""Beside the stream: looks at the run's tables now and then, and does what their health asks for.
+"""Maintenance beside a run: a thread that reads the health of its tables and runs due actions.
 
-In a thread of its own. The stream has priority: commits wait for their turn between two batches,
-rewrites take one task slot, and no failure here is one of the run.
+The run has priority: commits of maintenance wait for the moment between two batches, rewrites use
+one core at most, and no failure here is one of the run.
 """
 
 import threading
@@ -37,43 +37,46 @@ if TYPE_CHECKING:
 
     from icestream.upsert.indexes import KeyIndexes
 
-_FIRST_LOOK = 60.0  # at most: a start has enough to do, and a short run shall be looked after, too
-_LONGEST_REST = 3600.0  # of an action on a table that keeps failing
+_FIRST_LOOK = 60.0  # at most: a start has enough to do, and a short run needs maintenance, too
+_LONGEST_BACKOFF = 3600.0  # of an action on a table that keeps failing
 _STOP_SECONDS = 60.0
-_LOOK_EVERY = 0.2
+_POLL_SECONDS = 0.2
 _SLOT = threading.Lock()  # pipelines of one process share its cores: one action at a time
-_CALL_OFF_EVERY = 1.0
-_SHORT_WAIT = 30.0  # until the next look: what runs rewrites is kept for it
+_CANCEL_EVERY = 1.0
+_SHORT_WAIT = 30.0  # until the next look: the rewrite process is kept for it
 
 
 class ClaimLost(Exception):
-    """Another run has taken a table: maintenance is its business now."""
+    """Raised when another run has claimed a table: maintenance is up to that run now."""
 
 
 @dataclass
 class FailureBackoff:
-    """How long an action that failed on a table is left alone."""
+    """Decides how long an action that failed on a table is not tried again."""
 
     every: float
     _failures: dict[tuple[str, ActionKind], int] = field(default_factory=dict)
     _until: dict[tuple[str, ActionKind], float] = field(default_factory=dict)
 
     def is_backing_off(self, action: Action, now: float) -> bool:
-        """Whether it failed not long ago."""
+        """Whether the action failed on its table not long ago."""
         return now < self._until.get((action.table, action.kind), 0.0)
 
     def record(self, result: ActionResult, now: float) -> None:
-        """Twice as long after each failure in a row; giving way is none."""
+        """Note a result: twice as long after each failure in a row; giving way is no failure."""
         key = result.action.table, result.action.kind
         if result.ending is not Ending.FAILED:
             self._failures.pop(key, None)
             return
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        self._until[key] = now + min(_LONGEST_REST, self.every * 2.0**count)
+        self._until[key] = now + min(_LONGEST_BACKOFF, self.every * 2.0**count)
 
 
 class MaintenanceWorker:
-    """What looks at the tables of a pipeline and acts on them; used by one thread."""
+    """Reads the health of a pipeline's tables and runs actions; used by one thread.
+
+    One per maintenance thread of a run, or per `icestream maintain`.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class MaintenanceWorker:
         options: MaintenanceOptions,
         spark: "SparkSession",
         bus: EventBus,
-        turns: MaintenanceGate,
+        gate: MaintenanceGate,
         stopped: Callable[[], bool],
         indexes: "KeyIndexes | None" = None,
         run_id: str | None = None,
@@ -90,31 +93,30 @@ class MaintenanceWorker:
         self._options = options
         self._bus = bus
         self._stopped = stopped
-        self._run_id = run_id  # None: of no run, so of no claim
-        self._catalog = catalog_for(config.catalog)
-        self._opened: PyCatalog | None = None
+        self._run_id = run_id  # None: `icestream maintain`, which has no claim
+        self._adapter = catalog_for(config.catalog)
+        self._catalog: PyCatalog | None = None
         self._health = HealthReader(options)
-        # Our own: what it knows of a table is not shared with the stream's threads.
-        tables = java_tables(spark, self._catalog, config.name)
-        self._actions = ActionRunner(options, spark, tables, self._open, turns, indexes)
-        self._rests = FailureBackoff(options.every.total_seconds())
+        # Not the run's: what it caches of a table must not be shared with the run's threads.
+        tables = java_tables(spark, self._adapter, config.name)
+        self._actions = ActionRunner(options, spark, tables, self._open, gate, indexes)
+        self._backoff = FailureBackoff(options.every.total_seconds())
         self._spark = spark
         self._tag = f"icestream-maintenance-{uuid.uuid4().hex}"
-        spark.sparkContext.addJobTag(self._tag)  # of this thread's jobs, and of those it begins
+        spark.sparkContext.addJobTag(self._tag)  # for jobs of this thread and of those it starts
 
     def find_due(self) -> list[Action]:
-        """What should be done now; raises Overtaken, or what keeps it from looking."""
+        """Return the actions that are due now; raises ClaimLost, or the catalog's error."""
         now = time.time()
-        due = due_actions(
-            self._read_health(now), self._options, past_actions(self._config, now), now
-        )
-        return [action for action in due if not self._rests.is_backing_off(action, now)]
+        past = past_actions(self._config, now)
+        due = due_actions(self._read_health(now), self._options, past, now)
+        return [action for action in due if not self._backoff.is_backing_off(action, now)]
 
     def run_actions(self, actions: Sequence[Action]) -> list[ActionResult]:
-        """One after the other, until all are done or somebody asks for a stop."""
+        """Run actions one after the other, until all have ended or a stop is asked for."""
         results: list[ActionResult] = []
         for action in actions:
-            while not _SLOT.acquire(timeout=_LOOK_EVERY):
+            while not _SLOT.acquire(timeout=_POLL_SECONDS):
                 if self._stopped():
                     return results
             try:
@@ -126,19 +128,19 @@ class MaintenanceWorker:
         return results
 
     def cancel_jobs(self) -> None:
-        """From another thread: end the jobs that are under way."""
+        """End the Spark jobs that are under way; called from another thread."""
         with suppress(Exception):  # Spark may be the one that died
             self._spark.sparkContext.cancelJobsWithTag(self._tag)
 
     def release_idle(self) -> None:
-        """Nothing is to be done for a while: give back memory."""
+        """End the idle rewrite process and free its memory; called if no action will run soon."""
         self._actions.release_idle()
 
     def close(self) -> None:
-        """No thread is left, and no connection."""
+        """Release the rewrite process and the catalog."""
         self._actions.close()
-        if self._opened is not None:
-            self._opened.close()
+        if self._catalog is not None:
+            self._catalog.close()
 
     def _run_action(self, action: Action) -> ActionResult:
         name, table, kind = self._config.name, action.table, action.kind.value
@@ -148,34 +150,19 @@ class MaintenanceWorker:
             self._bus.emit(events.MaintenanceProgress(name, table, kind, done, total))
 
         result = self._actions.run(action, self._stopped, progress)
-        self._rests.record(result, time.time())
-        self._bus.emit(
-            events.MaintenanceFinished(
-                name,
-                table,
-                kind,
-                action.reason,
-                result.ending.value,
-                result.files_before,
-                result.files_after,
-                result.bytes_before,
-                result.bytes_after,
-                result.seconds,
-                result.attempts,
-                result.detail,
-            )
-        )
+        self._backoff.record(result, time.time())
+        self._bus.emit(events.MaintenanceFinished(name, **result.facts()))
         return result
 
     def _read_health(self, now: float) -> list[TableHealth]:
-        """Of each table; one that cannot be read keeps the others from nothing."""
-        found, failures = [], []
+        """Read the health of each table; a table that cannot be read does not stop the others."""
+        tables, failures = [], []
         catalog = self._open()
         for name in table_names(self._config, catalog):
             try:
                 table = catalog.load_table(name)
                 self._refuse_if_fenced(name, table)
-                found.append(self._health.read(name, table, now))
+                tables.append(self._health.read(name, table, now))
             except NoSuchTableError:
                 continue
             except ClaimLost:
@@ -186,24 +173,25 @@ class MaintenanceWorker:
             more = f" (and {len(failures) - 1} more tables)" if len(failures) > 1 else ""
             text = f"{failures[0].splitlines()[0]}{more}"
             self._bus.emit(events.MaintenanceFailed(self._config.name, text))
-        return found
+        return tables
 
     def _refuse_if_fenced(self, name: str, table: "Table") -> None:
-        """A quarantine is claimed when it is needed: its table speaks for it."""
+        """Raise ClaimLost if another run has claimed the table."""
         text = table.properties.get(property_name(self._config.name))
+        # A quarantine is claimed only when it is needed: the claim of its table counts.
         if self._run_id is None or name.endswith(QUARANTINE) or text is None:
             return
         if Marker.from_json(text).run_id != self._run_id:
             raise ClaimLost(name)
 
     def _open(self) -> "PyCatalog":
-        if self._opened is None:
-            self._opened = self._catalog.open()
-        return self._opened
+        if self._catalog is None:
+            self._catalog = self._adapter.open()
+        return self._catalog
 
 
 class MaintenanceThread:
-    """The thread of one run; begun after its claim, and stopped before it lets go."""
+    """The maintenance thread of one run; started after its claim, stopped before the run ends."""
 
     def __init__(
         self,
@@ -221,27 +209,27 @@ class MaintenanceThread:
         self._run_id = run_id
         self._indexes = indexes
         self._stop = threading.Event()
-        self._crew: MaintenanceWorker | None = None
+        self._worker: MaintenanceWorker | None = None
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
-        self.turns = MaintenanceGate(stopped=self._stop.is_set)
+        self.gate = MaintenanceGate(stopped=self._stop.is_set)
 
     def start(self) -> None:
-        """Begin to look, before long."""
+        """Start the thread; its first look is within a minute."""
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Begin nothing, and call off what is under way."""
+        """Let no further action begin, and cancel the jobs that are under way."""
         self._stop.set()
-        if self._crew is not None:
-            self._crew.cancel_jobs()
+        if self._worker is not None:
+            self._worker.cancel_jobs()
 
     def stop(self) -> None:
-        """Wait for the end; what does not end in time is cut off with the process, harmlessly."""
+        """Stop and wait; an action that does not end in time dies with the process, harmlessly."""
         deadline = time.monotonic() + _STOP_SECONDS
         self.ask_to_stop()
         while self._thread.is_alive() and time.monotonic() < deadline:
-            self._thread.join(_CALL_OFF_EVERY)
-            self.ask_to_stop()  # a job may have begun just then
+            self._thread.join(_CANCEL_EVERY)
+            self.ask_to_stop()  # again: a job may have begun just then
 
     def _run(self) -> None:
         every = self._options.every.total_seconds()
@@ -249,10 +237,10 @@ class MaintenanceThread:
         while not self._stop.wait(wait):
             began = time.monotonic()
             try:
-                self._crew = self._crew or self._make_worker()
-                done = self._crew.run_actions(self._crew.find_due())
+                self._worker = self._worker or self._make_worker()
+                done = self._worker.run_actions(self._worker.find_due())
                 if not done or every > _SHORT_WAIT:
-                    self._crew.release_idle()
+                    self._worker.release_idle()
             except ClaimLost:
                 break
             except Exception as failure:
@@ -260,9 +248,9 @@ class MaintenanceThread:
                 with suppress(Exception):
                     self._bus.emit(events.MaintenanceFailed(self._config.name, text))
             wait = max(0.0, every - (time.monotonic() - began))
-        if self._crew is not None:
+        if self._worker is not None:
             with suppress(Exception):
-                self._crew.close()
+                self._worker.close()
 
     def _make_worker(self) -> MaintenanceWorker:
         return MaintenanceWorker(
@@ -270,7 +258,7 @@ class MaintenanceThread:
             self._options,
             self._spark,
             self._bus,
-            self.turns,
+            self.gate,
             self._stop.is_set,
             self._indexes,
             self._run_id,

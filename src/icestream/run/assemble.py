@@ -1,12 +1,12 @@
-"""Puts together what a run needs: catalog, source, format, key indexes, maintenance."""
+"""Makes the objects of a run: catalog, tables, format, key indexes, pipeline, maintenance."""
 
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from icestream.batch.job import BatchJob
 from icestream.batch.run_tables import RunTables
+from icestream.batch.spark_job import BatchJob
 from icestream.batch.table_batch import TableMode
 from icestream.batch.table_modes import AppendMode, MirrorMode
 from icestream.catalogs import catalog_for, storage_of
@@ -37,9 +37,9 @@ def build_pipeline(
     source: Source,
     earlier_runs: Sequence[str] = (),
 ) -> tuple[Pipeline, MaintenanceThread | None]:
-    """All that a run needs, put together; nothing is claimed yet, and nothing looked after."""
+    """Make a pipeline and its maintenance thread; nothing is claimed or started yet."""
     catalog = catalog_for(config.catalog)
-    catalog.check()  # in plain words, before Java says it in its own
+    catalog.check()  # its errors are clearer than Java's
     tables = java_tables(spark, catalog, config.name)
     changes = TableBuilder(tables)
     record_format = format_for(config.source.format)
@@ -48,7 +48,7 @@ def build_pipeline(
     indexes = KeyIndexes(
         Path(config.state_location) / config.name / "index",
         storage_of(catalog),
-        lambda table, how: bus.emit(IndexFollowed(config.name, table, str(how))),
+        lambda table, result: bus.emit(IndexFollowed(config.name, table, str(result))),
     )
 
     def design(name: str, rule: TableRule) -> TableDesign:

@@ -1,4 +1,4 @@
-"""A disk that takes no more, in plain words, whoever met it first: Python, Java or SQLite."""
+"""Turns failures of any library into errors for users: full disks, the JVM's end, the unknown."""
 
 import errno
 import os
@@ -13,16 +13,17 @@ from icestream.config.model import PipelineConfig
 from icestream.errors import GaveUp, IcestreamError, SparkEnded, StorageFailed
 from icestream.spark.ended import exit_code, spark_ended
 
-_SIGNS = (
-    *(os.strerror(each) for each in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
+# In the text of a failure, whoever met it first: Python, Java or SQLite.
+_DISK_SIGNS = (
+    *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
     "database or disk is full",
 )
 
 
 def disk_error(failure: BaseException, state: Path) -> StorageFailed | None:
-    """The error for a failure behind which a disk is, as its text says; None for any other."""
+    """Return the error for a failure whose text shows a full or read-only disk; else None."""
     text = str(failure)
-    cause = next((sign for sign in _SIGNS if sign in text), None)
+    cause = next((sign for sign in _DISK_SIGNS if sign in text), None)
     if cause is None:
         return None
     return StorageFailed(
@@ -34,35 +35,35 @@ def disk_error(failure: BaseException, state: Path) -> StorageFailed | None:
 
 @contextmanager
 def translate_disk_errors(state: Path) -> Iterator[None]:
-    """What fails because of a disk says so."""
+    """Turn an error inside the block into StorageFailed if a disk is full or read-only."""
     try:
         yield
     except Exception as failure:
-        if not isinstance(failure, IcestreamError) and (full := disk_error(failure, state)):
-            raise full from None
+        if not isinstance(failure, IcestreamError) and (error := disk_error(failure, state)):
+            raise error from None
         raise
 
 
-DEATH_SECONDS = 5.0  # from the first sign of the JVM's death to its exit code
+DEATH_SECONDS = 5.0  # from the first sign that the JVM has died to its exit code
 
 
 def is_connection_loss(failure: BaseException) -> bool:
-    """Whether Java did not answer; it does when it says what failed."""
+    """Whether Java did not answer at all; a Py4JJavaError is an answer."""
     return isinstance(failure, Py4JError | ConnectionError) and not isinstance(
         failure, Py4JJavaError
     )
 
 
 def spark_death(config: PipelineConfig, failure: BaseException) -> SparkEnded | None:
-    """The end of the JVM, if that is behind a failure."""
-    # A connection that breaks may be to another server; Java is alive then, all that time.
+    """Return the error for the JVM's end if that is behind a failure; else None."""
+    # A connection that breaks may be to another server; then Java stays alive all that time.
     code = exit_code(DEATH_SECONDS if is_connection_loss(failure) else 0)
     return None if code is None else spark_ended(config, code)
 
 
 @contextmanager
 def translate_spark_death(config: PipelineConfig) -> Iterator[None]:
-    """What fails because the JVM is gone says so."""
+    """Turn an error inside the block into SparkEnded if Spark's JVM has ended."""
     try:
         yield
     except Exception as failure:
@@ -72,7 +73,7 @@ def translate_spark_death(config: PipelineConfig) -> Iterator[None]:
 
 
 def unknown_failure(config: PipelineConfig, failure: BaseException) -> GaveUp:
-    """A failure that nobody knows, for the log in full and for people in one line."""
+    """Return an error with the first line of an unknown failure; the log gets all of it."""
     if ended := spark_death(config, failure):
         return ended
     logs = Path(config.state_location) / "logs"

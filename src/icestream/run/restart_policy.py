@@ -1,7 +1,7 @@
-"""Patience: how often and after which wait a failing pipeline is tried again; pure.
+"""How often, and after which delay, a failed run is started again; pure.
 
-A server that does not answer is waited for much longer than a batch that fails: the one comes
-back, the other mostly fails again. Progress begins everything anew.
+For a server that does not answer it is much longer than for a batch that fails: the server comes
+back, the batch mostly fails again. A commit resets both.
 """
 
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 
 @dataclass
 class RestartPolicy:
-    """What is left of it, for one pipeline."""
+    """Decides whether and when a failed run is restarted; one per pipeline."""
 
     failures: int = 0  # in a row
     since: float | None = None  # when the first of them was
 
     def reset(self) -> None:
-        """Something was committed."""
+        """Start counting anew, after a commit."""
         self.failures, self.since = 0, None
 
     def next_delay(self, failure: IcestreamError, now: float) -> float | None:
-        """Seconds until the next try, or None: no more of them."""
+        """Count a failure. Returns seconds until the restart; None: there is none."""
         self.failures += 1
         self.since = now if self.since is None else self.since
         if not is_retryable(failure):
@@ -46,6 +46,6 @@ class RestartPolicy:
 
 
 def is_retryable(failure: IcestreamError) -> bool:
-    """Whether it may go well next time: what a table, a file or a person refuses does not."""
-    hopeless = isinstance(failure, JarsMissing | SparkEnded | TopicMissing)
-    return isinstance(failure, GaveUp | Unreachable) and not hopeless
+    """Whether a restart may succeed; not after what a table, a file or a person refuses."""
+    is_hopeless = isinstance(failure, JarsMissing | SparkEnded | TopicMissing)
+    return isinstance(failure, GaveUp | Unreachable) and not is_hopeless

@@ -1,8 +1,8 @@
-"""Scratch of runs: what streams and planners write down on the way, a folder for each run.
+"""Scratch folders, one per run, for Spark's checkpoint and the logs of planned sources.
 
-A folder has the generation of the run's claim in its name. A run removes those of earlier claims,
-which its own has fenced, and never looks at a later one: who slept between its claim and this takes
-nothing from the run that fenced it meanwhile, and who has claimed nothing yet has nothing to lose.
+A folder has the generation of the run's claim in its name. A run removes those of earlier
+generations, which it has fenced, and never a later one: a run that slept between its claim and
+this point removes nothing of the run that has fenced it meanwhile.
 """
 
 import os
@@ -14,7 +14,7 @@ from icestream.errors import SetupError
 
 
 def make_scratch(folder: Path, generation: int, run_id: str) -> Path:
-    """A folder for a run that has just claimed its tables."""
+    """Create the folder of a run that has claimed its tables; removes those of earlier runs."""
     scratch = folder / f"{generation}-{run_id}"
     scratch.mkdir(parents=True)
     for other in folder.iterdir():
@@ -29,7 +29,7 @@ def _generation(folder: Path) -> int:
 
 
 def make_state_folder(config: PipelineConfig) -> Path:
-    """Where derived data goes; raises SetupError when nothing can."""
+    """Create the folder for derived data; raises SetupError if it cannot be written to."""
     state = Path(config.state_location)
     hint = "set `state_location` to a folder that you may write to"
     try:

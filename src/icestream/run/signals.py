@@ -9,28 +9,29 @@ from types import FrameType
 
 @contextmanager
 def stop_signals() -> Iterator[tuple[threading.Event, Callable[[], None]]]:
-    """The first Ctrl-C or SIGTERM asks for a stop; a second one takes the process down as it is.
+    """Context manager: the first Ctrl-C or SIGTERM asks for a stop, a second one kills.
 
-    → the event to wait for, and a call that takes the signals back after Spark has taken them.
+    Gives the event to wait for, and a function that takes the signals back once Spark has taken
+    them for itself.
     """
     stop = threading.Event()
-    kinds = (signal.SIGINT, signal.SIGTERM)
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     def ask(number: int, _: FrameType | None) -> None:
         if stop.is_set():
-            for kind in kinds:
-                signal.signal(kind, signal.SIG_DFL)
+            for each in signals:
+                signal.signal(each, signal.SIG_DFL)
             signal.raise_signal(number)
         stop.set()
 
     def listen() -> None:
-        for kind in kinds:
-            signal.signal(kind, ask)
+        for each in signals:
+            signal.signal(each, ask)
 
-    before = {kind: signal.getsignal(kind) for kind in kinds}
+    handlers = {each: signal.getsignal(each) for each in signals}
     listen()
     try:
         yield stop, listen
     finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)

@@ -1,9 +1,10 @@
-"""Runs pipelines: starts Spark, starts each stream, supervises them, stops at a commit."""
+"""Runs pipelines: starts Spark and each pipeline's run, restarts failed ones, stops at a commit."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from icestream.events import (
 )
 from icestream.observe.history import History
 from icestream.run import failures, pipeline_run
+from icestream.run.options import RunOptions
 from icestream.run.pipeline_run import PipelineRun
 from icestream.run.restart_policy import RestartPolicy, is_retryable
 from icestream.run.scratch import make_state_folder
@@ -37,15 +39,13 @@ _POLL_SECONDS = 0.2
 def run(
     files: Sequence[LoadedConfig],
     bus: EventBus,
-    once: bool = False,
-    seconds: float | None = None,
-    accept_loss: bool = False,
+    options: RunOptions,
     progress: Callable[..., Any] | None = None,
 ) -> None:
-    """Run until stopped, or until all that is there is committed, or for a time with commits."""
+    """Start Spark and run pipelines until stopped by a signal, or as `options` say."""
     from icestream.spark import session
 
-    configs = [each.pipeline for each in files]
+    configs = [file.pipeline for file in files]
     _refuse_conflicts(configs)
     settings: dict[str, str] = {}
     for config in configs:
@@ -57,10 +57,10 @@ def run(
         flags = [flag for source in sources for flag in source.java_options]
         with failures.translate_disk_errors(state):
             spark = session.start(configs[0].name, state, settings, sets, flags, progress)
-            listen()
+            listen()  # Spark's start has taken Ctrl-C for itself
             threading.Thread(target=_warm_up, args=(spark,), daemon=True).start()
             try:
-                run_on(spark, configs, bus, once, seconds, stop, accept_loss)
+                run_on(spark, configs, bus, options, stop)
             finally:
                 with suppress(Exception):  # it may be the one that died
                     spark.stop()
@@ -70,70 +70,71 @@ def run_on(
     spark: "SparkSession",
     configs: Sequence[PipelineConfig],
     bus: EventBus,
-    once: bool = False,
-    seconds: float | None = None,
+    options: RunOptions,
     stop: threading.Event | None = None,
-    accept_loss: bool = False,
 ) -> None:
-    """Run pipelines on a session that somebody else owns."""
+    """Run pipelines on a Spark session of the caller; raises what one of them failed with."""
     stop = stop or threading.Event()
-    watched: list[SupervisedPipeline] = []
+    pipelines: list[SupervisedPipeline] = []
     reason = "stopped"
     with ExitStack() as stack:
         for config in configs:
             bus.join(_history_listener(config, stack))
-        begun = threading.Event()
-        bus.join(lambda event: begun.set() if isinstance(event, TableCommitted) else None)
+        has_commit = threading.Event()
+        bus.join(lambda event: has_commit.set() if isinstance(event, TableCommitted) else None)
         try:
             for config in configs:
                 if not stop.is_set():
-                    watched.append(SupervisedPipeline(spark, config, bus, once, accept_loss))
-            reason = _supervise(watched, stop, seconds, begun)
+                    pipelines.append(SupervisedPipeline(spark, config, bus, options))
+            reason = _supervise(pipelines, stop, options.seconds, has_commit)
         finally:
-            # Asking all before waiting for any: each may be in the middle of a batch.
-            for each in watched:
-                each.ask_to_stop()
-            for each in watched:
-                each.stop(reason)
-    for each in watched:
-        if each.failure is not None:
-            raise each.failure
+            # Ask all before waiting for any: each may be in the middle of a batch.
+            for pipeline in pipelines:
+                pipeline.ask_to_stop()
+            for pipeline in pipelines:
+                pipeline.stop(reason)
+    for pipeline in pipelines:
+        if pipeline.failure is not None:
+            raise pipeline.failure
 
 
 class SupervisedPipeline:
-    """A pipeline over its restarts: a run that breaks is begun again, after a wait, for a while."""
+    """A pipeline across its runs: a run that fails is started again, as `RestartPolicy` says."""
 
     def __init__(
         self,
         spark: "SparkSession",
         config: PipelineConfig,
         bus: EventBus,
-        once: bool,
-        accept_loss: bool,
+        options: RunOptions,
     ) -> None:
         self._spark = spark
         self._config = config
         self._bus = bus
-        self._once = once
-        self._patience = RestartPolicy()
-        self._runs: list[str] = []
-        self._due: float | None = None  # when the next try begins
+        # What is lost by then was not meant by `--accept-loss` when the user started us.
+        self._restart_options = replace(options, accept_loss=False)
+        self._restart_policy = RestartPolicy()
+        self._run_ids: list[str] = []
+        self._restart_at: float | None = None  # on the monotonic clock
         self.failure: IcestreamError | None = None
         bus.join(self._on_event)
         # The first start is no restart: who mistyped an address wants to know now.
         self._run: PipelineRun | None = pipeline_run.start_run(
-            spark, config, bus, once, accept_loss, self._runs
+            spark, config, bus, options, self._run_ids
         )
 
     @property
     def drained(self) -> bool:
-        """Whether all that was there is committed."""
+        """With `once`: whether everything at the source is committed."""
         return self._run is not None and self._run.drained.is_set()
 
     def poll(self, now: float) -> bool:
-        """Deal with a broken run, begin a due one; → whether it is worth going on."""
+        """End a failed run and schedule its restart, or start the one that is due.
+
+        Called every 0.2 s. Returns False when the pipeline has failed for good.
+        """
         if self._run is None:
-            if self._due is not None and now >= self._due:
+            if self._restart_at is not None and now >= self._restart_at:
                 self._restart(now)
         elif self._run.broken:
             broken, self._run = self._run, None
@@ -142,64 +143,60 @@ class SupervisedPipeline:
         return self.failure is None
 
     def ask_to_stop(self) -> None:
-        """No batch begins any more."""
+        """Let no further batch begin."""
         if self._run:
             self._run.stopping = True
 
     def stop(self, reason: str) -> None:
-        """Wait for the commit of the batch under way, then end."""
+        """Wait for the commit of the batch under way, then end the run and emit how it ended."""
         if self._run:
             self._run.stop()
             self._run.emit_end(self._bus, reason)
             if isinstance(self._run.failure, IcestreamError):
                 self.failure = self._run.failure
-        elif self.failure is None:  # stopped while it waited for its next try
+        elif self.failure is None:  # stopped while it waited for its restart
             self._bus.emit(RunStopped(self._config.name, "", reason))
         self._run = None
 
     def _restart(self, now: float) -> None:
-        self._due = None
+        self._restart_at = None
         try:
-            # What was lost by now was not meant by `--accept-loss` when we were started.
             self._run = pipeline_run.start_run(
-                self._spark, self._config, self._bus, self._once, False, self._runs
+                self._spark, self._config, self._bus, self._restart_options, self._run_ids
             )
         except IcestreamError as failure:
             self._retry_or_give_up(failure, "", None, now)
         except Exception as failure:
-            # In Spark's or Java's own words: another try is as good as after a broken batch.
+            # An error of Spark or Java: retried as one that broke a batch.
             self._retry_or_give_up(failures.unknown_failure(self._config, failure), "", None, now)
 
     def _retry_or_give_up(
         self, failure: BaseException | None, run_id: str, stuck_on: str | None, now: float
     ) -> None:
-        assert isinstance(failure, IcestreamError), "a run that broke was explained at its end"
-        wait = self._patience.next_delay(failure, now)
-        if wait is not None:
-            self._due = now + wait
+        assert isinstance(failure, IcestreamError), "`PipelineRun.stop` makes it one"
+        name, policy = self._config.name, self._restart_policy
+        delay = policy.next_delay(failure, now)
+        if delay is not None:
+            self._restart_at = now + delay
             self._bus.emit(
-                RunRestarting(
-                    self._config.name, run_id, self._patience.failures, wait, str(failure), stuck_on
-                )
+                RunRestarting(name, run_id, policy.failures, delay, str(failure), stuck_on)
             )
             return
-        tries = self._patience.failures
+        tries = policy.failures
         self.failure = (
             failure if tries == 1 else _final_error(self._config, failure, tries, stuck_on)
         )
-        self._bus.emit(
-            RunFailed(self._config.name, run_id, str(self.failure), type(self.failure).__name__)
-        )
+        self._bus.emit(RunFailed(name, run_id, str(self.failure), type(self.failure).__name__))
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, TableCommitted) and event.pipeline == self._config.name:
-            self._patience.reset()
+            self._restart_policy.reset()
 
 
 def _final_error(
     config: PipelineConfig, failure: IcestreamError, tries: int, stuck_on: str | None
 ) -> IcestreamError:
-    """What is left to say after many tries; a refusal is a refusal after any number of them."""
+    """Return the error after several tries; a refusal stays as it is after any number of them."""
     if not is_retryable(failure):
         return failure
     cause = failure.what.removeprefix(f"pipeline `{config.name}`: ")
@@ -212,7 +209,7 @@ def _final_error(
 
 def _warm_up(spark: "SparkSession") -> None:
     """Start the Python workers' daemon while the tables are being claimed."""
-    with suppress(Exception):  # a failure here will show again where it matters
+    with suppress(Exception):  # a batch would meet the same failure, and report it
         spark.range(1).mapInArrow(_unchanged, "id long").collect()  # type: ignore[arg-type]
 
 
@@ -221,7 +218,7 @@ def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _history_listener(config: PipelineConfig, stack: ExitStack) -> Listener:
-    """A listener that remembers this pipeline's events until the stack unwinds."""
+    """Return a listener that stores this pipeline's events until the stack is closed."""
     history = stack.enter_context(closing(History(Path(config.state_location))))
 
     def listen(event: Event) -> None:
@@ -232,26 +229,29 @@ def _history_listener(config: PipelineConfig, stack: ExitStack) -> Listener:
 
 
 def _supervise(
-    watched: Sequence[SupervisedPipeline],
+    pipelines: Sequence[SupervisedPipeline],
     stop: threading.Event,
-    seconds: float | None,
-    begun: threading.Event,
+    left_s: float | None,
+    has_commit: threading.Event,
 ) -> str:
-    """Wait for the end; `seconds` count from the first commit, however long the start takes."""
-    left = seconds
-    while not stop.wait(_POLL_SECONDS if left is None else min(_POLL_SECONDS, max(left, 0))):
-        if left is not None and begun.is_set():
-            left -= _POLL_SECONDS
-            if left <= 0:
+    """Poll pipelines until all have to stop; returns the reason.
+
+    The seconds that are left count from the first commit, however long the start takes.
+    """
+    while not stop.wait(_POLL_SECONDS if left_s is None else min(_POLL_SECONDS, max(left_s, 0))):
+        if left_s is not None and has_commit.is_set():
+            left_s -= _POLL_SECONDS
+            if left_s <= 0:
                 return "time is up"
-        if not all(each.poll(time.monotonic()) for each in watched):
+        if not all(pipeline.poll(time.monotonic()) for pipeline in pipelines):
             return "failed"
-        if watched and all(each.drained for each in watched):
+        if pipelines and all(pipeline.drained for pipeline in pipelines):
             return "everything that was there is committed"
     return "stopped by a signal"
 
 
 def _refuse_conflicts(configs: Sequence[PipelineConfig]) -> None:
+    """Raise if pipelines cannot share a Spark session: same name, other catalog or settings."""
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise ConfigError("two of the files have the same pipeline `name`")

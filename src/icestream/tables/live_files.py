@@ -143,7 +143,7 @@ def _file(entry: ManifestEntry) -> FileEntry:
         )
     if file.file_format != FileFormat.PARQUET:
         raise TableRefused(
-            f"{file.file_path} is not a Parquet file",
+            f"{file.file_path} is not a Parquet file, but {file.file_format.name.lower()}",
             hint="rewrite the table as format version 2 with Parquet files",
         )
     return FileEntry(

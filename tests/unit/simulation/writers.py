@@ -7,9 +7,9 @@ rest of the world does happens then.
 from types import SimpleNamespace
 
 from icestream.batch.commit_batch import BatchCommitter
-from icestream.batch.job import StagedBatch
 from icestream.batch.report import RecordStats, StagedChanges, TaskReport, TaskRequests
 from icestream.batch.run_tables import RunTables
+from icestream.batch.spark_job import StagedBatch
 from icestream.batch.table_modes import AppendMode
 from icestream.commit import protocol
 from icestream.commit.protocol import Claim

@@ -1,14 +1,13 @@
-"""The rewrite of upsert tables: what dies while it runs is carried over into its commit.
+"""Rewrites of data files and delete files; deletes that come meanwhile are carried over.
 
-rewriter             an action, group by group
-files                what a snapshot holds
-stage · fit          live rows into new files, in one task
-job · worker         where that task runs
-moves · carry        where rows are now, and which of them have died since
-data · merge         what is offered to the table: new data files, fewer delete files
-landing              one commit, from exactly the base that was looked at
+rewriter                  an action, group by group
+stage, conform            live rows into new files, in one task
+task_runner, worker       where that task runs
+row_mapping, carry_over   where rows are now, and which of them were deleted since
+data, merge               what is committed: new data files, or fewer delete files
+commit                    one attempt from each base
 
-docs/design/rewrite.md is the why.
+docs/design/rewrite.md says why.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ __all__ = ["Rewriter"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the rewriter when it is asked for: a worker needs none of Spark's Python."""
+    """Import the rewriter on first use: the worker process needs no PySpark."""
     if name != "Rewriter":
         raise AttributeError(name)
     from icestream.maintain.rewrite.rewriter import Rewriter

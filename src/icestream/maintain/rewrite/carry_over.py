@@ -1,7 +1,7 @@
-"""Carrying over: what became of rows while they were written anew, as deletes of the new files.
+"""Carries deletes that were committed during a rewrite over to its new files.
 
-Deletes that arrive are about the old files. The same rows of the new files die in the snapshot
-that brings these, so that nobody ever sees one of them again.
+Such deletes name rows of the old files. The snapshot that adds the new files deletes the same rows
+there, so that no reader ever sees one of them again.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,86 +15,86 @@ from icestream.tables.live_files import FileEntry, LiveFiles
 from icestream.tables.position_deletes import RowPositions
 
 Read = Callable[[str], Iterator[tuple[str, RowPositions]]]
-_MOST_REMOVED = 256  # delete files in one commit: each takes a call to Java while the stream waits
+_MOST_REMOVED = 256  # delete files in one commit: each takes a call to Java while the run waits
 
 
 @dataclass(frozen=True)
 class DanglingDeletes:
-    """Delete files that have nothing to say any more, or less than before."""
+    """Delete files to remove with the inputs of a rewrite, as they name no other live data file."""
 
     removed: tuple[FileEntry, ...]
-    pruned: Mapping[str, RowPositions] | None = None  # what stays of the last one of them
+    pruned: Mapping[str, RowPositions] | None = None  # what is written again, of a single removed
 
 
 class DeleteCarryOver:
-    """Keeps up with the deletes of a table since the inputs of a rewrite were read."""
+    """Reads the deletes that were committed since a rewrite read its inputs."""
 
     def __init__(
-        self, moves: RowMapping, inputs: Collection[str], planned: LiveFiles, read: Read
+        self, row_mapping: RowMapping, inputs: Collection[str], planned: LiveFiles, read: Read
     ) -> None:
-        self._moves = moves
+        self._row_mapping = row_mapping
         self._inputs = frozenset(inputs)
-        self._wanted = sorted(path.encode() for path in inputs)
+        self._sorted_inputs = sorted(path.encode() for path in inputs)
         self._planned = planned
         self._read = read
-        self._seen = set(planned.deletes)
-        self._referred: dict[str, frozenset[str]] = {}  # by delete file
-        self._dead: dict[str, list[RowPositions]] = {}
+        self._known_deletes = set(planned.deletes)
+        self._data_files: dict[str, frozenset[str]] = {}  # that a delete file names
+        self._deleted: dict[str, list[RowPositions]] = {}  # in the inputs, since they were read
 
-    def unread_count(self, now: LiveFiles) -> int:
-        """How many delete files there are that were not read yet."""
-        return sum(path not in self._seen for path in now.deletes)
+    def unread_count(self, live: LiveFiles) -> int:
+        """Count the delete files that were not read yet."""
+        return sum(path not in self._known_deletes for path in live.deletes)
 
-    def read_new_deletes(self, now: LiveFiles) -> None:
-        """Read the deletes that have come since the last look."""
-        for path, file in now.deletes.items():
-            if path in self._seen:
+    def read_new_deletes(self, live: LiveFiles) -> None:
+        """Read the delete files that were added since the last call."""
+        for path, file in live.deletes.items():
+            if path in self._known_deletes:
                 continue
-            self._seen.add(path)
-            if not file.may_refer_to(self._wanted):
+            self._known_deletes.add(path)
+            if not file.may_refer_to(self._sorted_inputs):
                 continue
-            found = dict(self._read(path))
-            self._referred[path] = frozenset(found)
-            for data_file in self._inputs & found.keys():
-                self._dead.setdefault(data_file, []).append(found[data_file])
+            positions = dict(self._read(path))
+            self._data_files[path] = frozenset(positions)
+            for data_file in self._inputs & positions.keys():
+                self._deleted.setdefault(data_file, []).append(positions[data_file])
 
     def deleted_in_outputs(self) -> dict[str, RowPositions]:
-        """Rows of the new files that have died since they were read."""
-        return self._moves.map_positions(
-            {p: np.concatenate(some) for p, some in self._dead.items()}
+        """Return the rows of the new files that were deleted since the inputs were read."""
+        return self._row_mapping.map_positions(
+            {path: np.concatenate(positions) for path, positions in self._deleted.items()}
         )
 
-    def dangling(self, now: LiveFiles, carries: bool) -> DanglingDeletes:
-        """Delete files that are about nothing but the inputs, and files that are gone.
+    def dangling(self, live: LiveFiles, carries: bool) -> DanglingDeletes:
+        """Find delete files that name no live data file besides the inputs.
 
-        Iceberg lets a rewrite add deletes only where it removes some. If it `carries` any and all
-        delete files are about other data files too, one of them is written anew without the inputs.
+        Iceberg lets a rewrite add deletes only where it removes some. If it `carries` any, and all
+        delete files name other data files too, the smallest is rewritten without the inputs.
         """
-        there = [each for each in now.deletes.values() if each.may_refer_to(self._wanted)]
-        idle = [each for each in there if self._data_files_of(each) <= self._inputs]
-        if idle or not carries:
-            return DanglingDeletes(tuple(idle[:_MOST_REMOVED]))
-        about = [each for each in there if self._named_data_files(each) & self._inputs]
-        if not about:
+        files = [file for file in live.deletes.values() if file.may_refer_to(self._sorted_inputs)]
+        dangling = [file for file in files if self._data_files_of(file) <= self._inputs]
+        if dangling or not carries:
+            return DanglingDeletes(tuple(dangling[:_MOST_REMOVED]))
+        shared = [file for file in files if self._named_data_files(file) & self._inputs]
+        if not shared:
             raise GaveWay("deletes were taken back meanwhile")
-        some = min(about, key=lambda each: each.records)
+        smallest = min(shared, key=lambda file: file.records)
         kept = {
             path: np.unique(positions)
-            for path, positions in self._read(some.path)
-            if path in self._data_files_of(some) - self._inputs
+            for path, positions in self._read(smallest.path)
+            if path in self._data_files_of(smallest) - self._inputs
         }
-        return DanglingDeletes((some,), kept)
+        return DanglingDeletes((smallest,), kept)
 
     def _data_files_of(self, file: FileEntry) -> frozenset[str]:
-        """The data files that a delete file is about, as far as they may still be there."""
-        about = self._named_data_files(file)
+        """Return the data files that a delete file names, as far as they may still be live."""
+        named = self._named_data_files(file)
         if file.path not in self._planned.deletes:
-            return about  # it is newer than our list of data files
-        return about & self._planned.data.keys()
+            return named  # it is newer than our list of data files
+        return named & self._planned.data.keys()
 
     def _named_data_files(self, file: FileEntry) -> frozenset[str]:
         if file.only_data_file is not None:
             return frozenset([file.only_data_file])
-        if file.path not in self._referred:
-            self._referred[file.path] = frozenset(path for path, _ in self._read(file.path))
-        return self._referred[file.path]
+        if file.path not in self._data_files:
+            self._data_files[file.path] = frozenset(path for path, _ in self._read(file.path))
+        return self._data_files[file.path]

@@ -1,4 +1,4 @@
-"""The commit of a rewrite, between two batches, from exactly the base it looked at."""
+"""The commit of a rewrite: in the window between two batches, one attempt from each base."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class CommitGate(Protocol):
-    """Gives maintenance the moment between two batches."""
+    """Gives maintenance the time between two batches; `MaintenanceGate` is one."""
 
     def commit_window(self, table: str) -> AbstractContextManager[Any]:
-        """Hold the stream off, for the time of one commit."""
+        """Context manager: no batch begins while the block commits to the table."""
         ...
 
 
@@ -34,32 +34,33 @@ class RewriteAttempt:
     """What one attempt commits."""
 
     replace: ReplacedFiles
-    move: (
-        RewriteIndexUpdate | None
-    )  # what it changes in the key index; None: that finds out by itself
-    files: Sequence[StagedFile] = ()  # written for this attempt alone
+    index_update: RewriteIndexUpdate | None  # None: the key index will follow by reading the table
+    files: Sequence[StagedFile] = ()  # delete files written for this attempt alone
 
 
 class StagedRewrite(Protocol):
-    """A rewrite that is staged, and made to fit whatever base there is."""
+    """A rewrite whose files are staged, and which makes an attempt to commit from any base."""
 
     name: str
     planned: TableState
 
     def catch_up(self, state: TableState) -> None:
-        """Look at what came since, without the stream having to wait; raises GiveWay."""
+        """Read what was committed since, while the run goes on; raises GaveWay."""
         ...
 
     def is_nearly_current(self, state: TableState) -> bool:
-        """Whether little enough came since the last look to read it while the stream waits."""
+        """Whether so little was committed since `catch_up` that the run can wait for the rest."""
         ...
 
     def next_attempt(self, state: TableState) -> RewriteAttempt:
-        """What to commit from this base; raises GiveWay."""
+        """Return what to commit from this base; raises GaveWay."""
         ...
 
     def clean_up(self, landed: RewriteAttempt | None, hopeless: bool) -> None:
-        """It is over; `hopeless`: none of the attempts can be in the table, now or later."""
+        """Remove what no attempt can have committed; RewriteCommitter calls it once, at the end.
+
+        `hopeless`: no attempt is in the table, or can still get there.
+        """
         ...
 
 
@@ -72,7 +73,7 @@ class RewriteCommitter:
     gate: CommitGate | None
 
     def commit(self, staged: StagedRewrite, stopped: Callable[[], bool]) -> int:
-        """Commit once per base until it is in; returns the attempts.
+        """Try once per base until the rewrite is in the table. Returns the number of attempts.
 
         Raises GaveWay, Cancelled or GateClosed.
         """
@@ -109,10 +110,10 @@ class _RewriteAttempts:
         self._gate = gate
         self._staged = staged
         self._stopped = stopped
-        self._base: int | None = None  # snapshot that the last attempt was made from
+        self._base_id: int | None = None  # snapshot that the last attempt was made from
 
     def try_once(self, state: TableState) -> None:
-        """Catch up beside the stream, then one compare-and-set while it waits."""
+        """Catch up while the run goes on, then commit by one compare-and-set while it waits."""
         if self._stopped():
             raise Cancelled
         self._staged.catch_up(self._descendant())
@@ -121,10 +122,11 @@ class _RewriteAttempts:
             if not self._staged.is_nearly_current(state):
                 raise CommitFailed("much had come")
             attempt = self._staged.next_attempt(state)
-            self._base = _current_snapshot(state)
-            if self._indexes and attempt.move:
-                self._indexes.announce_rewrite(self.name, attempt.move)
-            self.open.append(attempt)  # before anything can happen to it
+            self._base_id = _current_snapshot(state)
+            # Before the commit: the next batch may find the rewrite in the table at once.
+            if self._indexes and attempt.index_update:
+                self._indexes.announce_rewrite(self.name, attempt.index_update)
+            self.open.append(attempt)  # from now on it may be in the table
             try:
                 self._tables.commit_rewrite(self.name, state.base, attempt.replace)
             except InputsReplaced as failure:
@@ -134,14 +136,14 @@ class _RewriteAttempts:
             failpoint("rewrite-committed")
             self.landed = attempt
 
-    def judge(self, seen: TableState) -> CommitOutcome:
-        """Whether an attempt is in though nobody said so."""
-        ids = set(seen.metadata.rewrites(seen.snapshot_ids).values())
+    def judge(self, state: TableState) -> CommitOutcome:
+        """Whether an attempt was committed although its answer was lost."""
+        ids = set(state.metadata.rewrites(state.snapshot_ids).values())
         self.landed = next((each for each in self.open if each.replace.rewrite_id in ids), None)
         if self.landed is not None:
             return CommitOutcome.LANDED
-        if _current_snapshot(seen) != self._base:
-            for attempt in self.open:  # their base is history: what is under way is refused
+        if _current_snapshot(state) != self._base_id:
+            for attempt in self.open:  # their base is no longer current: the catalog refuses them
                 self._discard(attempt)
             self.open = []
         return CommitOutcome.AGAIN
@@ -150,19 +152,19 @@ class _RewriteAttempts:
         return _refuse_unless_descendant(self._tables.load(self.name), self._staged.planned)
 
     def _discard(self, attempt: RewriteAttempt) -> None:
-        if self._indexes and attempt.move:
-            self._indexes.withdraw_rewrite(self.name, attempt.move.rewrite_id)
+        if self._indexes and attempt.index_update:
+            self._indexes.withdraw_rewrite(self.name, attempt.index_update.rewrite_id)
         discard(attempt.files)
 
 
 def _refuse_unless_descendant(state: TableState, planned: TableState) -> TableState:
-    """Refuse a table whose history no longer goes through what was planned from."""
-    then = planned.ancestors[0]
+    """Return `state`; raises GaveWay if the planned snapshot is not among its ancestors."""
+    base = planned.ancestors[0]
     if state.uuid == planned.uuid and state.ancestors:
-        if any(each.snapshot_id == then.snapshot_id for each in state.ancestors):
+        if base.snapshot_id in state.snapshot_ids:
             return state
-        oldest = state.ancestors[-1]  # what was planned from may be expired by now, but not passed
-        if oldest.parent_id is not None and oldest.sequence_number > then.sequence_number:
+        oldest = state.ancestors[-1]  # the planned snapshot may have been expired since
+        if oldest.parent_id is not None and oldest.sequence_number > base.sequence_number:
             return state
     raise GaveWay("the table was moved back or replaced")
 

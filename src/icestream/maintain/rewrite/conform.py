@@ -1,4 +1,4 @@
-"""Fitting: rows of a data file in the columns that the table has now, found by field id."""
+"""Conforms rows of a data file to the table's current columns, found by field id."""
 
 import numpy as np
 import pyarrow as pa
@@ -9,39 +9,39 @@ from icestream.tables.arrow import FIELD_ID
 
 
 def fitted(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Give rows the table's columns; those that the file does not have yet are null."""
+    """Return rows with the table's columns; those that the file lacks are null."""
     if rows.schema.equals(schema, check_metadata=True):
         return rows
-    there = _by_id(list(rows.schema))
+    indices = _indices_by_id(list(rows.schema))
     try:
-        columns = [_column(rows, there, field) for field in schema]
+        columns = [_column(rows, indices, field) for field in schema]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise SchemaRefused(f"rows do not fit the table's columns: {error}") from error
 
 
-def _column(rows: pa.RecordBatch, there: dict[bytes, int], field: pa.Field) -> pa.Array:
-    at = there.get(_id(field))
-    if at is None:
+def _column(rows: pa.RecordBatch, indices: dict[bytes, int], field: pa.Field) -> pa.Array:
+    index = indices.get(_field_id(field))
+    if index is None:
         return pa.nulls(rows.num_rows, field.type)
-    return _fit(rows.column(at), rows.schema.field(at).type, field.type)
+    return _fit(rows.column(index), rows.schema.field(index).type, field.type)
 
 
 def _fit(column: pa.Array, old: pa.DataType, new: pa.DataType) -> pa.Array:
-    """One column in another type; parts of structs are found by their ids at every level."""
+    """Cast a column to another type; fields of structs are found by id at every level."""
     if old.equals(new, check_metadata=True):
         return column
     if pa.types.is_struct(new):
-        there = _by_id([old.field(at) for at in range(old.num_fields)])
-        parts = []
+        indices = _indices_by_id([old.field(index) for index in range(old.num_fields)])
+        children = []
         for field in new:
-            at = there.get(_id(field))
-            if at is None:
-                parts.append(pa.nulls(len(column), field.type))
+            index = indices.get(_field_id(field))
+            if index is None:
+                children.append(pa.nulls(len(column), field.type))
             else:
-                part = pc.struct_field(column, [at])
-                parts.append(_fit(part, old.field(at).type, field.type))
-        return pa.StructArray.from_arrays(parts, fields=list(new), mask=column.is_null())
+                child = pc.struct_field(column, [index])
+                children.append(_fit(child, old.field(index).type, field.type))
+        return pa.StructArray.from_arrays(children, fields=list(new), mask=column.is_null())
     if pa.types.is_large_list(new):
         values = _fit(pc.list_flatten(column), old.value_type, new.value_type)
         return pa.LargeListArray.from_arrays(
@@ -51,7 +51,8 @@ def _fit(column: pa.Array, old: pa.DataType, new: pa.DataType) -> pa.Array:
             mask=column.is_null(),
         )
     if pa.types.is_map(new):
-        column = column.take(pa.array(np.arange(len(column))))  # its parts know nothing of slices
+        # A copy: the keys and items of a slice are those of the whole array.
+        column = column.take(pa.array(np.arange(len(column))))
         return pa.MapArray.from_arrays(
             column.offsets,
             _fit(column.keys, old.key_type, new.key_type),
@@ -70,14 +71,14 @@ def _offsets(lengths: pa.Array) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64())
 
 
-def _by_id(fields: list[pa.Field]) -> dict[bytes, int]:
-    found = {_id(field): at for at, field in enumerate(fields)}
-    if b"" in found:
-        name = fields[found[b""]].name
+def _indices_by_id(fields: list[pa.Field]) -> dict[bytes, int]:
+    indices = {_field_id(field): index for index, field in enumerate(fields)}
+    if b"" in indices:
+        name = fields[indices[b""]].name
         raise SchemaRefused(f"a data file has no field id for `{name}`")
-    return found
+    return indices
 
 
-def _id(field: pa.Field) -> bytes:
-    found: bytes = (field.metadata or {}).get(FIELD_ID, b"")
-    return found
+def _field_id(field: pa.Field) -> bytes:
+    field_id: bytes = (field.metadata or {}).get(FIELD_ID, b"")
+    return field_id

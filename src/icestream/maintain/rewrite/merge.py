@@ -1,4 +1,4 @@
-"""Merging deletes: many position-delete files of a partition become few, without what dangles."""
+"""Merges many position-delete files of a partition into few, without deletes of removed files."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from icestream.write.position_deletes import MOST_SCOPED, write_deletes
 from icestream.write.staged import changed_or_missing, discard
 from icestream.write.target import StagedFile, StageTarget
 
-_AT_ONCE = 256  # delete files that one commit replaces: each takes a call to Java
+_MOST_FILES = 256  # that one commit replaces: each takes a call to Java
 
 
 @dataclass(frozen=True)
@@ -25,94 +25,98 @@ class DeleteFileGroup:
     """Delete files of one partition that are replaced together."""
 
     deletes: tuple[FileEntry, ...]
-    data: tuple[FileEntry, ...]  # of the partition, that they may be about
+    data: tuple[FileEntry, ...]  # data files of the partition that they may name
 
     @property
     def sequence(self) -> int:
-        """What their successor must have, so that it is about the same data files."""
-        return max(each.sequence for each in self.deletes)
+        """The sequence number of the merged files: with it they apply to the same data files."""
+        return max(file.sequence for file in self.deletes)
 
 
 class DeleteFileRewrite:
-    """Delete files that take the place of others; none, if no row that those deleted is left."""
+    """A staged merge of delete files, for RewriteCommitter; without files if no row is left."""
 
     def __init__(
         self,
         name: str,
         planned: TableState,
-        share: DeleteFileGroup,
-        place: PartitionKey,
+        group: DeleteFileGroup,
+        partition: PartitionKey,
         files: list[StagedFile],
     ) -> None:
         self.name, self.planned = name, planned
-        self.share, self.files = share, files
-        self._place = place
+        self._group, self._files = group, files
+        self._partition = partition
 
     def catch_up(self, state: TableState) -> None:
-        """What has come since is none of its business."""
+        """Nothing to read: deletes that were committed since are other files, which stay."""
 
     def is_nearly_current(self, state: TableState) -> bool:
-        """Always."""
+        """True: there is nothing to read."""
         return True
 
     def next_attempt(self, state: TableState) -> RewriteAttempt:
-        """The same for every base that still has the old ones."""
-        if gone := changed_or_missing(self.files):
-            raise GaveWay(f"{len(gone)} of its new files are gone: {gone[0]}")
-        told = [
-            removed_file_json(file, self._place, "position-deletes") for file in self.share.deletes
+        """Replace the old delete files, whichever the base is."""
+        if missing := changed_or_missing(self._files):
+            raise GaveWay(f"{len(missing)} of its new files are gone: {missing[0]}")
+        removed = [
+            removed_file_json(file, self._partition, "position-deletes")
+            for file in self._group.deletes
         ]
-        kept = [(file.content_json, self.share.sequence) for file in self.files]
-        replace = ReplacedFiles(uuid.uuid4().hex, removed_deletes=told, kept_deletes=kept)
+        kept = [(file.content_json, self._group.sequence) for file in self._files]
+        replace = ReplacedFiles(uuid.uuid4().hex, removed_deletes=removed, kept_deletes=kept)
+        # An empty update. Without it the index would not know this snapshot, and would read the
+        # table to follow it.
         return RewriteAttempt(replace, RewriteIndexUpdate(replace.rewrite_id, ""))
 
     def clean_up(self, landed: RewriteAttempt | None, hopeless: bool) -> None:
-        """Remove what nobody will ever name."""
+        """Remove the new files if no attempt can have committed them."""
         if hopeless:
-            discard(self.files)
+            discard(self._files)
 
 
-def delete_file_groups(listed: LiveFiles, wanted: Sequence[str] = ()) -> Iterator[DeleteFileGroup]:
-    """Delete files that belong together: of the partitions of `wanted` files, or of all."""
-    named = set(wanted)
+def delete_file_groups(live: LiveFiles, wanted: Sequence[str] = ()) -> Iterator[DeleteFileGroup]:
+    """Group delete files by partition: those of the `wanted` files' partitions, or of all."""
+    wanted_paths = set(wanted)
     data: dict[tuple[int, str], list[FileEntry]] = {}
-    for file in listed.data.values():
+    for file in live.data.values():
         data.setdefault(file.table_partition, []).append(file)
     deletes: dict[tuple[int, str], list[FileEntry]] = {}
-    for file in listed.deletes.values():
+    for file in live.deletes.values():
         deletes.setdefault(file.table_partition, []).append(file)
-    for home, there in deletes.items():
-        mine = data.get(home, [])
-        if named and not any(file.path in named for file in (*mine, *there)):
+    for partition, delete_files in deletes.items():
+        data_files = data.get(partition, [])
+        paths = {file.path for file in (*data_files, *delete_files)}
+        if wanted_paths and not wanted_paths & paths:
             continue
         # Those of one data file stay together, so that few are left of many.
-        ordered = sorted(there, key=lambda each: (each.only_data_file or "", each.path))
-        for start in range(0, len(ordered), _AT_ONCE):
-            some = tuple(ordered[start : start + _AT_ONCE])
-            about = {each.only_data_file for each in some}
-            concerned = mine if None in about else [f for f in mine if f.path in about]
-            yield DeleteFileGroup(some, tuple(concerned))
+        ordered = sorted(delete_files, key=lambda file: (file.only_data_file or "", file.path))
+        for start in range(0, len(ordered), _MOST_FILES):
+            part = tuple(ordered[start : start + _MOST_FILES])
+            named = {file.only_data_file for file in part}
+            concerned = data_files if None in named else [f for f in data_files if f.path in named]
+            yield DeleteFileGroup(part, tuple(concerned))
 
 
-def is_worth_merging(share: DeleteFileGroup) -> bool:
-    """Whether fewer files come out than go in, or some are about nothing."""
-    about = {each.only_data_file for each in share.deletes}
-    if None in about:
-        return len(share.deletes) > 1
-    return len(share.deletes) > len(share.data)
+def is_worth_merging(group: DeleteFileGroup) -> bool:
+    """Whether fewer files come out than go in, or some name no live data file."""
+    named = {file.only_data_file for file in group.deletes}
+    if None in named:
+        return len(group.deletes) > 1
+    return len(group.deletes) > len(group.data)
 
 
 def write_merged_deletes(
-    share: DeleteFileGroup, place: PartitionKey, target: StageTarget, attempt: str
+    group: DeleteFileGroup, partition: PartitionKey, target: StageTarget, attempt: str
 ) -> list[StagedFile]:
-    """Write what is left of these deletes, as a commit would."""
-    rows = {file.path: file.records for file in share.data}
-    deleted = deleted_positions(open_file, share.data, share.deletes)
+    """Write the deletes of live data files, in files as a batch would write them."""
+    rows = {file.path: file.records for file in group.data}
+    deleted = deleted_positions(open_file, group.data, group.deletes)
     kept = {path: positions[positions < rows[path]] for path, positions in deleted.items()}
-    paths = [path for path, dead in kept.items() if len(dead)]
-    step = MOST_SCOPED if all(each.only_data_file for each in share.deletes) else max(1, len(paths))
+    paths = [path for path, positions in kept.items() if len(positions)]
+    step = MOST_SCOPED if all(file.only_data_file for file in group.deletes) else max(1, len(paths))
     files: list[StagedFile] = []
     for start in range(0, len(paths), step):
         part = {path: kept[path] for path in paths[start : start + step]}
-        files += write_deletes(part, lambda _: place, target, f"{attempt}-{start:05d}")
+        files += write_deletes(part, lambda _: partition, target, f"{attempt}-{start:05d}")
     return files

@@ -1,16 +1,15 @@
-"""The rewriter: data files and deletes of a mirror written anew, beside the stream that changes it.
+"""Rewrites data files and delete files of a table, beside the run that writes to it.
 
-    plan ▸ stage (one task) ▸ carry over what died meanwhile ▸ commit, in a turn of its own
+    plan ▸ stage (one task) ▸ carry over deletes that came meanwhile ▸ commit between two batches
 
-The stream never waits for the staging, and a rewrite never loses to the deletes that the stream
-makes meanwhile: docs/design/rewrite.md is the why.
+The run never waits for the staging, and a rewrite never loses to deletes that the run commits
+meanwhile: docs/design/rewrite.md says why.
 """
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from icestream.commit.java_catalog import IcebergTables
@@ -21,6 +20,7 @@ from icestream.maintain.action import (
     Action,
     ActionKind,
     ActionResult,
+    ActionTotals,
     Ending,
     FileGroup,
     GaveWay,
@@ -60,31 +60,11 @@ _MOST_RECORDS, _MOST_BYTES = 2_000_000, 2 * TARGET_BYTES
 _PREFIX = "icestream-rewrite"  # of file names; a uuid follows, and orphans.py knows it
 
 
-@dataclass(frozen=True)
-class _RewriteTotals:
-    """What came of a commit, or of several."""
-
-    files_before: int = 0
-    files_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    attempts: int = 0  # 0: there was nothing to do
-
-    def __add__(self, other: "_RewriteTotals") -> "_RewriteTotals":
-        return _RewriteTotals(
-            self.files_before + other.files_before,
-            self.files_after + other.files_after,
-            self.bytes_before + other.bytes_before,
-            self.bytes_after + other.bytes_after,
-            self.attempts + other.attempts,
-        )
-
-
 class Rewriter:
-    """Rewrites of indexes, one at a time.
+    """Runs the rewrites of one catalog, one at a time.
 
-    `tables` should not be the stream's own: two threads would share what it knows of a table.
-    `indexes` are those of the run in this process; without them its index follows by itself.
+    `tables` must not be the run's own: two threads would share what it caches of a table.
+    `indexes` are those of the run in this process; without them an index follows by reading files.
     """
 
     def __init__(
@@ -93,14 +73,14 @@ class Rewriter:
         open_catalog: "Callable[[], Catalog]",
         spark: Any,
         indexes: "KeyIndexes | None" = None,
-        turns: CommitGate | None = None,
+        gate: CommitGate | None = None,
         target_bytes: int | None = None,
     ) -> None:
         self._tables = tables
         self._open_catalog = open_catalog
-        self._job = task_runner_for(spark)
+        self._task_runner = task_runner_for(spark)
         self._indexes = indexes
-        self._desk = RewriteCommitter(tables, indexes, turns)
+        self._committer = RewriteCommitter(tables, indexes, gate)
         self._target_bytes = target_bytes
         self._files: dict[str, SnapshotFileLister] = {}
 
@@ -110,67 +90,51 @@ class Rewriter:
         stopped: Stopped = lambda: False,
         progress: Progress = lambda done, total: None,
     ) -> ActionResult:
-        """Do what an action says; `progress` hears of bytes, or of groups of delete files."""
-        began = time.monotonic()
-        kinds = {
-            ActionKind.REWRITE_DATA_FILES: self._data_files,
-            ActionKind.REWRITE_POSITION_DELETE_FILES: self._position_deletes,
-        }
-        done, ending, why = kinds[action.kind](action, stopped, progress)
-        return ActionResult(
-            action=action,
-            ending=ending,
-            files_before=done.files_before,
-            files_after=done.files_after,
-            bytes_before=done.bytes_before,
-            bytes_after=done.bytes_after,
-            seconds=round(time.monotonic() - began, 3),
-            attempts=max(1, done.attempts),
-            detail=why,
-        )
+        """Run a rewrite action; `progress` gets bytes, or groups of delete files."""
+        if action.kind is ActionKind.REWRITE_DATA_FILES:
+            return self._data_files(action, stopped, progress)
+        return self._position_deletes(action, stopped, progress)
 
     def release_idle(self) -> None:
-        """There is nothing to do for a while."""
-        self._job.release_idle()
+        """End the idle process that runs tasks, and free its memory."""
+        self._task_runner.release_idle()
 
     def close(self) -> None:
-        """Let go of what runs tasks."""
-        self._job.close()
+        """Release the task runner, when maintenance ends."""
+        self._task_runner.close()
 
     # -- data files ----------------------------------------------------------------------------
 
-    def _data_files(
-        self, action: Action, stopped: Stopped, progress: Progress
-    ) -> tuple[_RewriteTotals, Ending, str]:
+    def _data_files(self, action: Action, stopped: Stopped, progress: Progress) -> ActionResult:
         sizes = [group.bytes for group in action.groups]
         return _run_parts(
+            action,
             action.groups,
-            lambda group: self._group(action.table, group, stopped),
-            lambda at: progress(sum(sizes[:at]), sum(sizes)),
+            lambda group: self._rewrite_group(action.table, group, stopped),
+            lambda count: progress(sum(sizes[:count]), sum(sizes)),
         )
 
-    def _group(self, name: str, group: FileGroup, stopped: Stopped) -> _RewriteTotals:
-        """One group, in as many commits as its size asks for."""
-        listed, done = self._listed(name), _RewriteTotals()
-        there = [listed.data[path] for path in group.files if path in listed.data]
-        if len({file.table_partition for file in there}) > 1:
+    def _rewrite_group(self, name: str, group: FileGroup, stopped: Stopped) -> ActionTotals:
+        """Rewrite a group, in as many commits as its size asks for."""
+        live, totals = self._live_files(name), ActionTotals()
+        files = [live.data[path] for path in group.files if path in live.data]
+        if len({file.table_partition for file in files}) > 1:
             raise GaveWay("its data files are of several partitions")
-        ordered = sorted(there, key=lambda file: (file.sequence, file.path))
-        for part in self._parts(ordered):
+        for part in self._parts(sorted(files, key=lambda file: file.write_order)):
             failpoint("rewrite-begun")
-            done += self._part(name, part, stopped)
-        return done
+            totals += self._rewrite_part(name, part, stopped)
+        return totals
 
-    def _part(self, name: str, part: Sequence[FileEntry], stopped: Stopped) -> _RewriteTotals:
-        plan = self._planned(name, part)
+    def _rewrite_part(self, name: str, part: Sequence[FileEntry], stopped: Stopped) -> ActionTotals:
+        plan = self._plan(name, part)
         if plan is None:
-            return _RewriteTotals()
+            return ActionTotals()
         what = f"icestream: rewrite {len(plan.inputs)} files of {name}"
-        staged = self._job.run(plan.task, what, stopped)
+        staged = self._task_runner.run(plan.task, what, stopped)
         failpoint("rewrite-staged")
-        offer = DataFileRewrite(plan, self._file_lister(name), staged)
-        attempts = self._desk.commit(offer, stopped)
-        return _RewriteTotals(
+        rewrite = DataFileRewrite(plan, self._file_lister(name), staged)
+        attempts = self._committer.commit(rewrite, stopped)
+        return ActionTotals(
             files_before=len(plan.inputs),
             files_after=len(staged.files),
             bytes_before=sum(file.size for file in plan.inputs),
@@ -178,44 +142,44 @@ class Rewriter:
             attempts=attempts,
         )
 
-    def _planned(self, name: str, part: Sequence[FileEntry]) -> RewritePlan | None:
-        """What there is to do, of what is still live; None: nothing any more."""
+    def _plan(self, name: str, part: Sequence[FileEntry]) -> RewritePlan | None:
+        """Plan the rewrite of those files that are still live; None: nothing is left to do."""
         state = self._tables.load(name)
-        listed = self._file_lister(name).all_files(state.metadata)
-        inputs = tuple(listed.data[file.path] for file in part if file.path in listed.data)
+        live = self._file_lister(name).all_files(state.metadata)
+        inputs = tuple(live.data[file.path] for file in part if file.path in live.data)
         if not inputs:
             return None
         plan = RewritePlan(
             name=name,
             state=state,
-            listed=listed,
+            live=live,
             inputs=inputs,
-            place=partition_key_of(state.metadata, inputs[0]),
+            partition=partition_key_of(state.metadata, inputs[0]),
             target=self._target(state.metadata, inputs[0].spec_id),
             origin=uuid.uuid4().hex,
-            shelf=self._index_staging(name, state.metadata),
+            index_staging=self._index_staging(name, state.metadata),
             # Rows of a mirror stay where they are: the key index and deletes know them by position.
             sorts=bool(state.metadata.sort_order["fields"])
             and KEYS_PROPERTY not in state.metadata.properties,
         )
-        # One file by itself, with nothing deleted in it, would come out as it is.
+        # A single file without deleted rows would come out as it is.
         return plan if len(inputs) > 1 or plan.task.deletes else None
 
     def _parts(self, files: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
-        """Files that are rewritten in one commit: a task of seconds, and entries in memory."""
-        most = max(_MOST_BYTES, 2 * (self._target_bytes or 0))
-        held: list[FileEntry] = []
+        """Cut files into parts of one commit each, by records and bytes."""
+        most_bytes = max(_MOST_BYTES, 2 * (self._target_bytes or 0))
+        part: list[FileEntry] = []
         for file in files:
-            records, size = sum(each.records for each in held), sum(each.size for each in held)
-            if held and (records + file.records > _MOST_RECORDS or size + file.size > most):
-                yield held
-                held = []
-            held.append(file)
-        if held:
-            yield held
+            records, size = sum(each.records for each in part), sum(each.size for each in part)
+            if part and (records + file.records > _MOST_RECORDS or size + file.size > most_bytes):
+                yield part
+                part = []
+            part.append(file)
+        if part:
+            yield part
 
     def _target(self, metadata: Metadata, spec_id: int) -> StageTarget:
-        """As for any batch, but under the partition spec of the inputs."""
+        """Return the target of a batch, but with the partition spec of the inputs."""
         target = stage_target(metadata, _PREFIX)
         spec = metadata.specs[spec_id]
         size = self._target_bytes or int(target.properties.get(_TARGET, TARGET_BYTES))
@@ -223,49 +187,49 @@ class Rewriter:
         return replace(target, spec_json=json.dumps(spec), properties=properties)
 
     def _index_staging(self, name: str, metadata: Metadata) -> IndexStaging | None:
-        shelf = self._indexes.index_staging(name) if self._indexes else None
+        staging = self._indexes.index_staging(name) if self._indexes else None
         ids = {field["id"] for field in metadata.schema["fields"]}
-        return shelf if shelf and ids.issuperset(shelf.keys) else None
+        return staging if staging and ids.issuperset(staging.keys) else None
 
     # -- position deletes ----------------------------------------------------------------------
 
     def _position_deletes(
         self, action: Action, stopped: Stopped, progress: Progress
-    ) -> tuple[_RewriteTotals, Ending, str]:
+    ) -> ActionResult:
         wanted = [path for group in action.groups for path in group.files]
         try:
-            listed = self._listed(action.table)
+            live = self._live_files(action.table)
         except TableRefused as reason:
-            return _RewriteTotals(), Ending.GAVE_WAY, str(reason)
-        due = [share for share in delete_file_groups(listed, wanted) if is_worth_merging(share)]
+            return ActionResult(action, Ending.GAVE_WAY, detail=str(reason))
+        groups = [group for group in delete_file_groups(live, wanted) if is_worth_merging(group)]
         return _run_parts(
-            due,
-            lambda share: self._merge_deletes(action.table, share, stopped),
-            lambda at: progress(at, len(due)),
+            action,
+            groups,
+            lambda group: self._merge_deletes(action.table, group, stopped),
+            lambda count: progress(count, len(groups)),
         )
 
-    def _merge_deletes(self, name: str, share: DeleteFileGroup, stopped: Stopped) -> _RewriteTotals:
+    def _merge_deletes(self, name: str, group: DeleteFileGroup, stopped: Stopped) -> ActionTotals:
         if stopped():
             raise Cancelled
         state = self._tables.load(name)
-        place, target = (
-            partition_key_of(state.metadata, share.deletes[0]),
-            stage_target(state.metadata, _PREFIX),
-        )
-        files = write_merged_deletes(share, place, target, uuid.uuid4().hex)
+        partition = partition_key_of(state.metadata, group.deletes[0])
+        target = stage_target(state.metadata, _PREFIX)
+        files = write_merged_deletes(group, partition, target, uuid.uuid4().hex)
         failpoint("rewrite-staged")
-        attempts = self._desk.commit(DeleteFileRewrite(name, state, share, place, files), stopped)
-        return _RewriteTotals(
-            files_before=len(share.deletes),
+        rewrite = DeleteFileRewrite(name, state, group, partition, files)
+        attempts = self._committer.commit(rewrite, stopped)
+        return ActionTotals(
+            files_before=len(group.deletes),
             files_after=len(files),
-            bytes_before=sum(file.size for file in share.deletes),
+            bytes_before=sum(file.size for file in group.deletes),
             bytes_after=sum(file.bytes for file in files),
             attempts=attempts,
         )
 
     # -- for both ------------------------------------------------------------------------------
 
-    def _listed(self, name: str) -> LiveFiles:
+    def _live_files(self, name: str) -> LiveFiles:
         return self._file_lister(name).all_files(self._tables.load(name).metadata)
 
     def _file_lister(self, name: str) -> SnapshotFileLister:
@@ -275,22 +239,27 @@ class Rewriter:
 
 
 def _run_parts(
-    parts: Sequence[Any], do: Callable[[Any], _RewriteTotals], told: Callable[[int], None]
-) -> tuple[_RewriteTotals, Ending, str]:
-    """One part after the other; one that gives way stops none of the others."""
-    done, reasons = _RewriteTotals(), []
-    for at, part in enumerate(parts):
-        told(at)
+    action: Action,
+    parts: Sequence[Any],
+    rewrite: Callable[[Any], ActionTotals],
+    on_progress: Callable[[int], None],
+) -> ActionResult:
+    """Rewrite one part after the other; one that gives way does not stop the others."""
+    totals, reasons = ActionTotals(), []
+    for index, part in enumerate(parts):
+        on_progress(index)
         try:
-            done += do(part)
+            totals += rewrite(part)
         except (GaveWay, TableRefused) as reason:
             reasons.append(str(reason))
         except (Cancelled, GateClosed):
-            return done, Ending.CANCELLED, "; ".join(reasons)
+            return ActionResult(action, Ending.CANCELLED, totals, detail="; ".join(reasons))
         except IcestreamError as failure:
-            return done, Ending.FAILED, "; ".join([*reasons, str(failure)])
-    told(len(parts))
+            detail = "; ".join([*reasons, str(failure)])
+            return ActionResult(action, Ending.FAILED, totals, detail=detail)
+    on_progress(len(parts))
     why = "; ".join(dict.fromkeys(reasons))
-    if done.attempts:
-        return done, Ending.DONE, f"{len(reasons)} of {len(parts)} gave way: {why}" if why else ""
-    return done, Ending.GAVE_WAY if reasons else Ending.NOTHING, why
+    if totals.attempts:
+        detail = f"{len(reasons)} of {len(parts)} gave way: {why}" if why else ""
+        return ActionResult(action, Ending.DONE, totals, detail=detail)
+    return ActionResult(action, Ending.GAVE_WAY if reasons else Ending.NOTHING, detail=why)

@@ -1,6 +1,6 @@
-"""Staging: the live rows of some data files written anew, in one task, in bounded memory.
+"""The task of a rewrite: writes the live rows of some data files to new ones, in bounded memory.
 
-read ▸ drop what is deleted ▸ the table's columns ▸ new data files, and entries for the key index.
+read ▸ drop deleted rows ▸ conform to the table's columns ▸ write data files and index runs
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,34 +46,34 @@ _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 1 << 16
 
 @dataclass(frozen=True)
 class RewriteReport:
-    """What a task wrote, and what it left out."""
+    """The files that a task wrote, and the rows that it read."""
 
     files: tuple[StagedFile, ...] = ()
-    rows: Mapping[str, int] = field(default_factory=dict)  # of each input, the dead ones too
-    dead: Mapping[str, str] = field(default_factory=dict)  # packed
-    runs: tuple[str, ...] = ()
+    rows: Mapping[str, int] = field(default_factory=dict)  # of each input, with deleted ones
+    deleted: Mapping[str, str] = field(default_factory=dict)  # positions in each input, packed
+    runs: tuple[str, ...] = ()  # of the key index
 
     def deleted_positions(self, path: str) -> RowPositions:
-        """What was dead in an input when it was read."""
-        if path in self.dead:
-            return unpack_positions(self.dead[path])
+        """Return the rows of an input that were deleted when it was read."""
+        if path in self.deleted:
+            return unpack_positions(self.deleted[path])
         return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class RewriteTask:
-    """Picklable; called once, where `task_runner.py` says, with batches that do not matter."""
+    """Rewrites data files; picklable, called once by a task runner, with batches to ignore."""
 
     target: StageTarget
-    place: PartitionKey  # of the inputs, and so of the outputs
-    inputs: tuple[SequencedFile, ...]  # in the order in which their rows are to be
-    deletes: tuple[SequencedFile, ...]  # position-delete files that may be about them
-    origin: str  # names what is staged
-    shelf: IndexStaging | None = None  # None: no index is in use
+    partition: PartitionKey  # of the inputs, and so of the outputs
+    inputs: tuple[SequencedFile, ...]  # in the order that their rows get
+    deletes: tuple[SequencedFile, ...]  # position-delete files that may name them
+    origin: str  # in the names of what is staged
+    index_staging: IndexStaging | None = None  # None: no index is in use
     sorts: bool = False  # by the table's order; else rows stay in the order of the inputs
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the files and say what they are, or what is wrong."""
+        """Write the files and yield one report: a RewriteReport or an error."""
         for _ in batches:
             pass
         result: dict[str, RewriteReport] | IcestreamError
@@ -86,116 +86,115 @@ class RewriteTask:
         yield pack_reports(result)
 
     def _rewrite(self) -> RewriteReport:
-        dead = deleted_positions(open_file, self.inputs, self.deletes)
+        deleted = deleted_positions(open_file, self.inputs, self.deletes)
         schema = stored_columns(Schema.model_validate_json(self.target.schema_json))
         order = SortOrder.parse(self.target.sort_order_json)
-        plan = leaves(schema, order, self.target.properties)
-        out = DataFileWriter(self.target, self.origin, schema, self.place.spec_id, plan, _MEMORY)
-        out.begin(self._partition(schema), order.order_id if self.sorts else 0)
+        columns = leaves(schema, order, self.target.properties)
+        spec_id = self.partition.spec_id
+        out = DataFileWriter(self.target, self.origin, schema, spec_id, columns, _MEMORY)
+        out.begin(self._output_partition(schema), order.order_id if self.sorts else 0)
         entries: list[IndexEntries] = []
         counts: dict[str, int] = {}
-        rows = self._live_rows(arrow_schema(schema), dead, counts)
+        rows = self._live_rows(arrow_schema(schema), deleted, counts)
         try:
             for batch in _sorted(rows, schema, order) if self.sorts else rows:
                 out.write(batch)
-                if self.shelf:
-                    entries.append(_entries(batch, self.shelf))
+                if self.index_staging:
+                    entries.append(_entries(batch, self.index_staging))
             out.end()
         except BaseException:
             out.abort()
             discard(out.staged)
             raise
-        runs = self._staged(entries, out.staged)
-        kept = {path: there[there < counts[path]] for path, there in dead.items()}
+        runs = self._stage_runs(entries, out.staged)
+        inside = {path: part[part < counts[path]] for path, part in deleted.items()}
         return RewriteReport(
             files=tuple(out.staged),
             rows=counts,
-            dead={path: pack_positions(there) for path, there in kept.items() if len(there)},
+            deleted={path: pack_positions(part) for path, part in inside.items() if len(part)},
             runs=tuple(runs),
         )
 
     def _live_rows(
-        self, arrow: pa.Schema, dead: Mapping[str, RowPositions], counts: dict[str, int]
+        self, schema: pa.Schema, deleted: Mapping[str, RowPositions], counts: dict[str, int]
     ) -> Iterator[pa.RecordBatch]:
-        """Live rows of the inputs in today's columns; `counts` gets all rows of each input."""
+        """Yield live rows in the table's current columns; `counts` gets all rows of each input."""
         for file in self.inputs:
             counts[file.path] = 0
-            for batch, count in _live_batches(file.path, dead.get(file.path)):
+            for batch, count in _live_batches(file.path, deleted.get(file.path)):
                 counts[file.path] += count
                 if batch.num_rows:
-                    yield fitted(batch, arrow)
+                    yield fitted(batch, schema)
 
-    def _partition(self, schema: Schema) -> OutputPartition:
-        """Where the files go: the folder of the same partition."""
+    def _output_partition(self, schema: Schema) -> OutputPartition:
+        """Return the partition of the inputs, with the folder for its files."""
         spec = PartitionSpec.model_validate_json(self.target.spec_json)
-        values = list(self.place.partition)
-        told = zip(spec.fields, partition_types(spec, schema), values, strict=True)
-        names = (
-            partition_folder(each.name, each.transform, kind, value) for each, kind, value in told
-        )
-        return OutputPartition(values, "/".join(names))
+        values = list(self.partition.partition)
+        parts = zip(spec.fields, partition_types(spec, schema), values, strict=True)
+        folders = (partition_folder(f.name, f.transform, type_, v) for f, type_, v in parts)
+        return OutputPartition(values, "/".join(folders))
 
-    def _staged(self, entries: list[IndexEntries], files: Sequence[StagedFile]) -> list[str]:
-        """Entries in the order of rows; where these are is known when the files are."""
-        if self.shelf is None or not entries:
+    def _stage_runs(self, entries: list[IndexEntries], files: Sequence[StagedFile]) -> list[str]:
+        """Write entries, which are in the order of rows, as runs; files and positions are known."""
+        if self.index_staging is None or not entries:
             return []
-        every = concat_entries(entries)
+        merged = concat_entries(entries)
         entries.clear()  # they are large
         counts = [file.records for file in files]
-        numbers = np.repeat(np.arange(len(files), dtype=np.uint32), counts)
-        firsts = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
-        places = (np.arange(len(every)) - firsts).astype(np.uint32)
-        told = replace(every, file=numbers, position=places)
-        return stage_runs(self.shelf, self.origin, told, [file.path for file in files])
+        file_numbers = np.repeat(np.arange(len(files), dtype=np.uint32), counts)
+        starts = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+        positions = (np.arange(len(merged)) - starts).astype(np.uint32)
+        located = replace(merged, file=file_numbers, position=positions)
+        return stage_runs(self.index_staging, self.origin, located, [file.path for file in files])
 
 
 def _sorted(
     rows: Iterator[pa.RecordBatch], schema: Schema, order: SortOrder
 ) -> Iterator[pa.RecordBatch]:
-    """All rows in a table's order; they wait on disk, and only their keys are in memory."""
-    arrow = arrow_schema(schema)
+    """Yield all rows in the table's sort order; rows wait on disk, only sort keys are in memory."""
     names = {str(schema.find_column_name(key.source_id)).split(".")[0] for key in order.fields}
     keys = Schema(*(field for field in schema.fields if field.name in names))
     with unnamed_file() as file:
-        with pa.ipc.new_file(file, arrow) as sink:
+        with pa.ipc.new_file(file, arrow_schema(schema)) as sink:
             for batch in rows:
                 sink.write_batch(batch)
         file.flush()
-        # Not closed by hand: its pages are in use as long as rows of the table are.
+        # Not closed here: its pages are in use as long as rows of the table are.
         mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
         table = pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
     if not table.num_rows:
         return
-    (of_keys,) = table.select([field.name for field in keys.fields]).combine_chunks().to_batches()
-    indices = order.indices(of_keys, keys)
+    (key_rows,) = table.select([field.name for field in keys.fields]).combine_chunks().to_batches()
+    indices = order.indices(key_rows, keys)
     step = max(1024, min(_BATCH_ROWS, _BATCH_BYTES * table.num_rows // table.nbytes))
     for start in range(0, table.num_rows, step):
         yield from table.take(indices.slice(start, step)).combine_chunks().to_batches()
 
 
 def _live_batches(path: str, deleted: RowPositions | None) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Give the live rows of a data file, batch by batch, and how many there were with the dead."""
+    """Yield the live rows of a data file in batches, each with its count of all rows."""
     with open_file(path) as stream:
         file = pq.ParquetFile(stream)
-        wide = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
-        width = max(1, wide // max(1, file.metadata.num_rows))
-        at = 0
-        step = max(1024, min(_BATCH_ROWS, _BATCH_BYTES // width))
-        for batch in file.iter_batches(step, use_threads=False):  # a slot is one core
+        groups = range(file.num_row_groups)
+        file_bytes = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+        row_bytes = max(1, file_bytes // max(1, file.metadata.num_rows))
+        start = 0
+        step = max(1024, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
+        for batch in file.iter_batches(step, use_threads=False):  # the task has one core
             count = batch.num_rows
-            is_live = live_mask(deleted, at, count)
+            is_live = live_mask(deleted, start, count)
             if is_live is not None:
                 batch = batch.filter(pa.array(is_live))
-            at += count
+            start += count
             yield batch, count
 
 
-def _entries(batch: pa.RecordBatch, shelf: IndexStaging) -> IndexEntries:
-    """What the index knows about these rows, but for where they are."""
-    by_id = {}
-    for number, each in enumerate(batch.schema):
+def _entries(batch: pa.RecordBatch, index_staging: IndexStaging) -> IndexEntries:
+    """Make index entries of rows; their file and position are set later."""
+    indices = {}
+    for index, column in enumerate(batch.schema):
         with suppress(KeyError, TypeError):
-            by_id[int(each.metadata[FIELD_ID])] = number
-    keys = [batch.column(by_id[key]) for key in shelf.keys]
+            indices[int(column.metadata[FIELD_ID])] = index
+    keys = [batch.column(indices[field_id]) for field_id in index_staging.keys]
     sequence = batch.column(SEQUENCE) if SEQUENCE in batch.schema.names else None
     return row_entries(key_hashes(keys), 0, np.zeros(batch.num_rows, dtype=np.int64), sequence)

@@ -1,8 +1,8 @@
-"""A job: one task beside those of the stream, which can be called off.
+"""Runs the task of a rewrite beside those of the run; it can be cancelled.
 
-On one machine it runs in a process of its own that gives way to all others: a slot of Spark's
-would be one less for the stream, and its worker as important as the stream's own. On a cluster it
-is a task of Spark's like any other, where the files are near.
+On one machine it runs in a process of its own, at low priority: a slot of Spark's would be one
+less for the run, and its worker as important as the run's own. On a cluster it is a Spark task
+like any other, where the files are near.
 """
 
 import os
@@ -22,50 +22,50 @@ from icestream.errors import GaveUp
 from icestream.maintain.action import Stopped
 from icestream.spark.types import task_output_type
 
-_LOOK_EVERY = 0.2
-_PATIENCE = 30.0  # seconds for a cancelled task to end
+_POLL_SECONDS = 0.2
+_CANCEL_SECONDS = 30.0  # for a cancelled task to end
 
 
 class Cancelled(Exception):
-    """Somebody asked for a stop."""
+    """Raised when a stop was asked for."""
 
 
 class TaskRunner(Protocol):
     """Runs tasks, one at a time."""
 
     def run(self, task: Any, what: str, stopped: Stopped) -> Any:
-        """Call the task; → its report. Raises Cancelled, or what the task says."""
+        """Run the task. Returns its report; raises Cancelled, or the error that it reports."""
         ...
 
     def release_idle(self) -> None:
-        """There is nothing to do for a while."""
+        """Free memory, as no task will run soon."""
         ...
 
     def close(self) -> None:
-        """No task is run any more."""
+        """Release processes and threads for good."""
         ...
 
 
 def task_runner_for(spark: Any) -> TaskRunner:
-    """The way to run a task where this session runs its own."""
+    """Return the task runner for a local master, or for a cluster."""
     local = str(spark.sparkContext.master).startswith("local")
     return ProcessTaskRunner() if local else SparkTaskRunner(spark)
 
 
 class ProcessTaskRunner:
-    """Tasks in a Python process beside this one, with less right to the processor."""
+    """Runs tasks in a Python process of its own, at low priority."""
 
     def __init__(self) -> None:
         self._worker: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def run(self, task: Any, what: str, stopped: Stopped) -> Any:
-        """Send the task, wait for the answer."""
+        """Send the task to the process and wait for its report."""
         if stopped():
             raise Cancelled
-        _, pipe = self._worker = self._worker or _started()
+        _, pipe = self._worker = self._worker or _start_worker()
         try:
             pipe.send(task)
-            while not pipe.poll(_LOOK_EVERY):
+            while not pipe.poll(_POLL_SECONDS):
                 if stopped():
                     self._end(kill=True)
                     raise Cancelled
@@ -76,7 +76,7 @@ class ProcessTaskRunner:
         return unpack_report(table, block)
 
     def release_idle(self) -> None:
-        """End the process: it is started in a second, and holds memory."""
+        """End the process: it holds memory, and starts in a second."""
         self._end()
 
     def close(self) -> None:
@@ -89,37 +89,38 @@ class ProcessTaskRunner:
         (process, pipe), self._worker = self._worker, None
         if kill:
             process.kill()
-        pipe.close()  # which tells it to end
+        pipe.close()  # then the process ends by itself
         return process.wait()
 
 
 class SparkTaskRunner:
-    """Tasks in a slot of Spark's; in a thread of its own, as each has a connection to Java."""
+    """Runs tasks as Spark tasks, on a cluster."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
+        # One for all tasks: each thread has a connection to Java, which outlives the thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rewrite")
 
     def run(self, task: Any, what: str, stopped: Stopped) -> Any:
-        """Call the task in one slot."""
+        """Run the task in one slot and wait for its report."""
         if stopped():
             raise Cancelled
         name = f"icestream-rewrite-{uuid.uuid4().hex}"
-        told = self._thread.submit(self._collect, task, name, what)
+        future = self._thread.submit(self._collect, task, name, what)
         while True:
             try:
-                ((table, _, block),) = told.result(_LOOK_EVERY)
+                ((table, _, block),) = future.result(_POLL_SECONDS)
                 return unpack_report(table, bytes(block))
             except NotYet:
                 if stopped():
-                    self._cancel(name, told)
+                    self._cancel(name, future)
                     raise Cancelled from None
 
     def release_idle(self) -> None:
-        """Spark goes on anyway."""
+        """Nothing to free: Spark's workers stay."""
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """End the thread, when maintenance ends."""
         self._thread.shutdown()
 
     def _collect(self, task: Any, name: str, what: str) -> list[Any]:
@@ -127,24 +128,24 @@ class SparkTaskRunner:
         frame = self._spark.range(0, 1, 1, 1)
         return [tuple(row) for row in frame.mapInArrow(task, task_output_type()).collect()]
 
-    def _cancel(self, name: str, told: "Future[list[Any]]") -> None:
+    def _cancel(self, name: str, future: "Future[list[Any]]") -> None:
         self._spark.sparkContext.cancelJobGroup(name)
-        deadline = time.monotonic() + _PATIENCE
-        while not told.done() and time.monotonic() < deadline:
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while not future.done() and time.monotonic() < deadline:
             with suppress(Exception):  # that it was cancelled, most likely
-                told.result(_LOOK_EVERY)
+                future.result(_POLL_SECONDS)
 
 
-def _started() -> "tuple[subprocess.Popen[bytes], Connection]":
-    own, its = Pipe()
-    with its:
+def _start_worker() -> "tuple[subprocess.Popen[bytes], Connection]":
+    pipe, worker_pipe = Pipe()
+    with worker_pipe:
         process = subprocess.Popen(
-            [sys.executable, "-m", "icestream.maintain.rewrite.worker", str(its.fileno())],
+            [sys.executable, "-m", "icestream.maintain.rewrite.worker", str(worker_pipe.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[its.fileno()],
-            start_new_session=True,  # Ctrl-C is ours to understand
+            pass_fds=[worker_pipe.fileno()],
+            start_new_session=True,  # Ctrl-C must reach only our process, which ends this one
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
-    return process, own
+    return process, pipe

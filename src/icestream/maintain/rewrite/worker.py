@@ -1,4 +1,4 @@
-"""The process of a `ProcessTaskRunner`: answers tasks from a pipe, ends when that is closed."""
+"""The process of a `ProcessTaskRunner`: runs tasks from a pipe, ends when the pipe is closed."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ from multiprocessing.connection import Connection
 from icestream.batch.report import pack_reports
 from icestream.errors import InternalError
 
-_NICE = 5  # about a third of what the stream gets, where both want the processor
+_NICE = 5  # about a third of the processor time that the run gets, if both want it
 
 
 def main() -> None:
-    """Answer each task with what it reports."""
+    """Run each task that comes, and send its report."""
     os.nice(_NICE)
     pipe = Connection(int(sys.argv[1]))
     while True:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """What the tasks of a batch did, by table."""
+    """The reports of all tasks of a batch, added up per table."""
 
     reports: Mapping[str, TaskReport]
     seconds: float
@@ -51,7 +51,7 @@ class BatchJob:
         routes: Mapping[str, str],
         claim: Claim,
     ) -> StagedBatch:
-        """Stage; raises what stopped a task."""
+        """Run the job and add up its tasks' reports; raises the error that stopped a task."""
         began = time.monotonic()
         tables = {part.name: part for part in due}
         task = StageTask(
@@ -82,12 +82,12 @@ class BatchJob:
         rule, mode = part.table.rule, part.table.mode
         prefix = f"{claim.pipeline}-{claim.generation:05d}-{part.commit_id}"
         quarantine = part.quarantine
-        trims = protocol.quarantine_floors(quarantine, part.range)
+        quarantine_floors = protocol.quarantine_floors(quarantine, part.range)
         return TableTaskInput(
             target=stage_target(part.state.metadata, prefix),
             quarantine=stage_target(quarantine.metadata, prefix) if quarantine else None,
             floors=self._source.record_floors(part.range, part.plan.floors),
-            quarantine_floors=self._source.record_floors(part.range, trims),
+            quarantine_floors=self._source.record_floors(part.range, quarantine_floors),
             format=self._format,
             schema_evolution=rule.schema_evolution,
             bad_records=rule.bad_records,
@@ -99,7 +99,7 @@ class BatchJob:
         )
 
     def _sized_for_tasks(self, frame: "DataFrame", tasks: int | None) -> "DataFrame":
-        """The batch in as many tasks as it is worth, and in Arrow batches that fit into memory."""
+        """Give the batch as many tasks as it is worth, and Arrow batches that fit into memory."""
         conf = frame.sparkSession.conf
         # Read once: it is the user's limit, and the loop below overwrites it in the session.
         limit = self._max_arrow_records or int(conf.get(arrow_batches.MOST) or "0")
@@ -111,11 +111,11 @@ class BatchJob:
 
 
 def _shuffled(blocks: "DataFrame", task: StageTask, width: int) -> "DataFrame":
-    """Bring the changes of a key, or the rows of a partition, together, and write them."""
+    """Shuffle changes by key group, or rows by partition group, then write them."""
     from pyspark.sql import functions as f
 
-    second = WriteTask(task.pipeline, task.tables, task.ingested_at)
+    write_task = WriteTask(task.pipeline, task.tables, task.ingested_at)
     # By id, not by hash: group n goes to task n mod `width`, so that the groups spread evenly.
-    shared = blocks.repartitionById(width, f.pmod("group", f.lit(width)).cast("int"))
-    ordered = shared.sortWithinPartitions("table", "group")
-    return ordered.mapInArrow(second, task_output_type())  # type: ignore[arg-type]
+    shuffled = blocks.repartitionById(width, f.pmod("group", f.lit(width)).cast("int"))
+    ordered = shuffled.sortWithinPartitions("table", "group")
+    return ordered.mapInArrow(write_task, task_output_type())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Records of a task by table, without those that the table has already."""
+"""Assigns the records of a task to tables, without those that a table has already."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,7 +9,7 @@ from icestream.sources import RecordFloors
 
 
 def at_or_above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.RecordBatch:
-    """Records of one topic at or above the floor of their partition."""
+    """Keep the records of one topic at or above the floor of their source partition."""
     for partition in pc.unique(records.column("partition")).to_pylist() if floors else ():
         floor = floors.get(partition, 0)
         if floor <= 0:
@@ -26,7 +26,7 @@ def at_or_above(records: pa.RecordBatch, floors: Mapping[int, int]) -> pa.Record
 def route_records(
     records: pa.RecordBatch, routes: Mapping[str, str], floors: Mapping[str, RecordFloors]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield each topic's records with its table: those that the table does not have already."""
+    """Yield the table of each topic with the records that the table does not have already."""
     topics = pc.unique(records.column("topic")).to_pylist()
     for topic in topics:
         table = routes.get(topic)
