@@ -1,5 +1,6 @@
 """Staging of a rewrite on plain files: in this process, and in one of its own."""
 
+import json
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from icestream.batch.report import unpack_report
 from icestream.errors import GaveUp, InternalError, SchemaRefused, StorageFailed
 from icestream.index.rewrite_update import IndexStaging
 from icestream.index.sorted_run import open_run, read_origin
+from icestream.maintain.rewrite import stage
 from icestream.maintain.rewrite.row_mapping import RewriteInput, RewriteOutput, RowMapping
 from icestream.maintain.rewrite.stage import RewriteTask
 from icestream.maintain.rewrite.task_runner import Cancelled, ProcessTaskRunner
@@ -142,6 +144,45 @@ def test_new_columns(task, tmp_path):
     rows = pq.read_table(told.files[0].path)
     assert rows.column_names == ["id", "text", "_src_sequence", "more"]
     assert rows.column("more").null_count == len(LEFT)
+
+
+def ordered(task, tmp_path, of, *keys, **properties):
+    """The same rewrite, in a sort order: (field id, transform, direction) each."""
+    fields = [
+        {"source-id": n, "transform": how, "direction": way, "null-order": "nulls-first"}
+        for n, how, way in keys
+    ]
+    order = json.dumps({"order-id": 7, "fields": fields})
+    place = replace(target(tmp_path, "new", of, **properties), sort_order_json=order)
+    return replace(task, target=place, index_staging=None, sorts=True)
+
+
+@pytest.mark.parametrize("batch_bytes", [16 << 20, 1 << 10])  # all at once, and in many steps
+def test_rows_in_the_order_of_the_table(task, tmp_path, monkeypatch, batch_bytes):
+    monkeypatch.setattr(stage, "_BATCH_BYTES", batch_bytes)
+    keys = [(2, "truncate[5]", "asc"), (1, "identity", "desc")]
+    told = unpack_report(*called(ordered(task, tmp_path, schema(), *keys)))
+    rows = [row for file in told.files for row in pq.read_table(file.path).to_pylist()]
+    assert [row["id"] for row in rows] == sorted(LEFT, key=lambda n: (f"row {n}"[:5], -n))
+    assert all(row["text"] == f"row {row['id']}" for row in rows)
+    assert {json.loads(file.content_json)["sort-order-id"] for file in told.files} == {7}
+
+
+def test_a_sort_column_that_is_named_with_a_dot_and_came_later(task, tmp_path):
+    wider = schema((9, "a.b", t.IntegerType()))
+    keys = [(9, "identity", "asc"), (1, "identity", "desc")]
+    told = unpack_report(*called(ordered(task, tmp_path, wider, *keys)))
+    assert ids_in(told) == LEFT[::-1]
+
+
+def test_no_row_is_left_to_be_sorted(task, files, tmp_path):
+    dead = write_deletes({files[1].path: np.arange(ROWS)}, lambda _: HERE, target(tmp_path), "x")
+    nothing = replace(
+        ordered(task, tmp_path, schema(), (1, "identity", "asc")),
+        inputs=(SequencedFile(files[1].path, 2),),
+        deletes=tuple(SequencedFile(each.path, 2) for each in dead),
+    )
+    assert unpack_report(*called(nothing)).files == ()
 
 
 def test_what_cannot_be_read_is_told(task, files, tmp_path):

@@ -135,7 +135,9 @@ def unpack_report(table: str, block: bytes) -> Any:
 def add_reports(rows: Iterable[tuple[str, int, bytes]], tables: Iterable[str]) -> dict[str, Any]:
     """Add up the reports of all tasks per table, on the driver; raises a packed error."""
     reports = {name: TaskReport() for name in tables}
-    for table, _, block in sorted(rows, key=lambda row: row[0]):  # an error has no table: first
+    for table, _, block in sorted(
+        rows, key=lambda row: (row[0], b"" if row[0] else bytes(row[2]))
+    ):  # an error has no table: first
         report = unpack_report(table, bytes(block))
         reports[table] += report
     return reports

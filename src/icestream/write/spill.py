@@ -55,7 +55,7 @@ class SpilledRun:
             self._reader = pa.ipc.open_file(self._file)
         except OSError as error:
             self.close()
-            raise _refused(error) from error
+            raise spill_failed(error) from error
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; asked in rising order, each message is read once."""
@@ -110,10 +110,11 @@ def unnamed_file() -> IO[bytes]:
     try:
         return tempfile.TemporaryFile(prefix="icestream-spill-", dir=_folder())
     except OSError as error:
-        raise _refused(error) from error
+        raise spill_failed(error) from error
 
 
-def _refused(error: OSError) -> StorageFailed:
+def spill_failed(error: OSError) -> StorageFailed:
+    """The error for a file of spilled rows that cannot be written."""
     return StorageFailed(
         f"rows cannot be put aside on disk: {os.strerror(error.errno) if error.errno else error}",
         where=_folder(),

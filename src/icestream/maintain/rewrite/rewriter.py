@@ -46,6 +46,7 @@ from icestream.tables.live_files import (
     partition_key_of,
 )
 from icestream.tables.metadata import Metadata
+from icestream.tables.partition_values import PartitionKey
 from icestream.write.target import StageTarget, stage_target
 
 if TYPE_CHECKING:
@@ -149,18 +150,20 @@ class Rewriter:
         inputs = tuple(live.data[file.path] for file in part if file.path in live.data)
         if not inputs:
             return None
+        if '"initial-default"' in json.dumps(state.metadata.schema):
+            # Rows of older files read as this value: what is rewritten would have nulls instead.
+            raise GaveWay("a column has an initial default")
         plan = RewritePlan(
             name=name,
             state=state,
             live=live,
             inputs=inputs,
-            partition=partition_key_of(state.metadata, inputs[0]),
+            partition=_partition_of(state.metadata, inputs[0]),
             target=self._target(state.metadata, inputs[0].spec_id),
             origin=uuid.uuid4().hex,
             index_staging=self._index_staging(name, state.metadata),
             # Rows of a mirror stay where they are: the key index and deletes know them by position.
-            sorts=bool(state.metadata.sort_order["fields"])
-            and KEYS_PROPERTY not in state.metadata.properties,
+            sorts=_is_sorted(state.metadata) and KEYS_PROPERTY not in state.metadata.properties,
         )
         # A single file without deleted rows would come out as it is.
         return plan if len(inputs) > 1 or plan.task.deletes else None
@@ -199,7 +202,7 @@ class Rewriter:
         wanted = [path for group in action.groups for path in group.files]
         try:
             live = self._live_files(action.table)
-        except TableRefused as reason:
+        except GaveWay as reason:
             return ActionResult(action, Ending.GAVE_WAY, detail=str(reason))
         groups = [group for group in delete_file_groups(live, wanted) if is_worth_merging(group)]
         return _run_parts(
@@ -213,7 +216,7 @@ class Rewriter:
         if stopped():
             raise Cancelled
         state = self._tables.load(name)
-        partition = partition_key_of(state.metadata, group.deletes[0])
+        partition = _partition_of(state.metadata, group.deletes[0])
         target = stage_target(state.metadata, _PREFIX)
         files = write_merged_deletes(group, partition, target, uuid.uuid4().hex)
         failpoint("rewrite-staged")
@@ -234,8 +237,30 @@ class Rewriter:
 
     def _file_lister(self, name: str) -> SnapshotFileLister:
         if name not in self._files:
-            self._files[name] = SnapshotFileLister(self._open_catalog().load_table(name).io)
+            self._files[name] = _FileLister(self._open_catalog().load_table(name).io)
         return self._files[name]
+
+
+class _FileLister(SnapshotFileLister):
+    """Lists files; a table that has others than a rewrite can read is given way to."""
+
+    def _listed(self, metadata: Metadata, data: bool) -> LiveFiles:
+        try:
+            return super()._listed(metadata, data)
+        except TableRefused as refusal:
+            raise GaveWay(str(refusal)) from None
+
+
+def _partition_of(metadata: Metadata, file: FileEntry) -> PartitionKey:
+    try:
+        return partition_key_of(metadata, file)
+    except TableRefused as refusal:
+        raise GaveWay(str(refusal)) from None
+
+
+def _is_sorted(metadata: Metadata) -> bool:
+    """Whether the sort order has a key; a dropped one stays in it as `void`."""
+    return any(field["transform"] != "void" for field in metadata.sort_order["fields"])
 
 
 def _run_parts(
@@ -250,7 +275,7 @@ def _run_parts(
         on_progress(index)
         try:
             totals += rewrite(part)
-        except (GaveWay, TableRefused) as reason:
+        except GaveWay as reason:
             reasons.append(str(reason))
         except (Cancelled, GateClosed):
             return ActionResult(action, Ending.CANCELLED, totals, detail="; ".join(reasons))

@@ -11,8 +11,9 @@ from mmap import ACCESS_READ, mmap
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 
 from icestream.batch.report import pack_reports
 from icestream.errors import IcestreamError, StorageFailed
@@ -36,7 +37,7 @@ from icestream.write.parquet import DataFileWriter
 from icestream.write.partition import OutputPartition
 from icestream.write.position_deletes import pack_positions, unpack_positions
 from icestream.write.sort import SortOrder
-from icestream.write.spill import unnamed_file
+from icestream.write.spill import spill_failed, unnamed_file
 from icestream.write.staged import discard
 from icestream.write.target import StagedFile, StageTarget
 
@@ -152,23 +153,43 @@ def _sorted(
     rows: Iterator[pa.RecordBatch], schema: Schema, order: SortOrder
 ) -> Iterator[pa.RecordBatch]:
     """Yield all rows in the table's sort order; rows wait on disk, only sort keys are in memory."""
-    names = {str(schema.find_column_name(key.source_id)).split(".")[0] for key in order.fields}
-    keys = Schema(*(field for field in schema.fields if field.name in names))
+    sources = {key.source_id for key in order.fields}
+    keys = Schema(*(f for f in schema.fields if sources & index_by_id(Schema(f)).keys()))
     with unnamed_file() as file:
-        with pa.ipc.new_file(file, arrow_schema(schema)) as sink:
-            for batch in rows:
-                sink.write_batch(batch)
-        file.flush()
+        try:
+            with pa.ipc.new_file(file, arrow_schema(schema)) as sink:
+                for batch in rows:
+                    sink.write_batch(batch)
+            file.flush()
+        except OSError as error:
+            raise spill_failed(error) from error
         # Not closed here: its pages are in use as long as rows of the table are.
         mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
         table = pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
     if not table.num_rows:
         return
     (key_rows,) = table.select([field.name for field in keys.fields]).combine_chunks().to_batches()
-    indices = order.indices(key_rows, keys)
+    indices = order.indices(key_rows, keys).to_numpy()
+    batches = table.to_batches()
+    firsts = np.cumsum([0, *(len(batch) for batch in batches)])
     step = max(1024, min(_BATCH_ROWS, _BATCH_BYTES * table.num_rows // table.nbytes))
     for start in range(0, table.num_rows, step):
-        yield from table.take(indices.slice(start, step)).combine_chunks().to_batches()
+        yield _gather(batches, firsts, indices[start : start + step])
+
+
+def _gather(
+    batches: Sequence[pa.RecordBatch], firsts: NDArray[np.int64], indices: NDArray[np.uint64]
+) -> pa.RecordBatch:
+    """Take rows of several batches by their indices over all of them, in this order."""
+    # Batch by batch: `take` on a chunked column of strings would first copy all of it.
+    numbers = np.searchsorted(firsts, indices, side="right") - 1
+    by_batch = np.argsort(numbers, kind="stable")
+    parts = []
+    for number in np.unique(numbers).tolist():
+        local = indices[numbers == number].astype(np.int64) - firsts[number]
+        parts.append(batches[number].take(pa.array(local)))
+    (joined,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return joined.take(pa.array(np.argsort(by_batch)))
 
 
 def _live_batches(path: str, deleted: RowPositions | None) -> Iterator[tuple[pa.RecordBatch, int]]:

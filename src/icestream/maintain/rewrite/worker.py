@@ -17,10 +17,9 @@ def main() -> None:
     while True:
         try:
             task = pipe.recv()
-        except EOFError:
-            return
-        try:
             (batch,) = task(iter(()))
+        except EOFError:
+            return  # the parent has closed its end, or is gone
         except Exception as failure:
             text = f"a rewrite failed: {type(failure).__name__}: {failure}"
             batch = pack_reports(InternalError(text))
