@@ -16,6 +16,7 @@ from icestream.maintain.action import GaveWay
 from icestream.maintain.gate import GateClosed
 from icestream.maintain.rewrite import commit
 from icestream.maintain.rewrite.commit import RewriteAttempt, RewriteCommitter
+from icestream.maintain.rewrite.rewriter import _FileLister, _has_initial_default
 from icestream.maintain.rewrite.task_runner import Cancelled
 from icestream.tables.commits import REWRITE_ID
 from icestream.tables.live_files import _file
@@ -246,3 +247,15 @@ def test_what_other_programs_write_is_left_alone():
         _file(entry(DataFileContent.EQUALITY_DELETES))
     with pytest.raises(TableRefused, match="not a Parquet file"):
         _file(entry(DataFileContent.DATA, FileFormat.ORC))
+
+
+def test_a_table_that_cannot_be_listed_is_given_way_to():
+    with pytest.raises(GaveWay, match="the table is empty"):
+        _FileLister(None).all_files(Metadata({}))
+
+
+def test_initial_defaults_are_found_at_any_depth():
+    plain = {"name": "a", "type": "int", "initial-default": None}
+    inner = {"type": "struct", "fields": [plain, {"name": "b", "initial-default": 0}]}
+    assert not _has_initial_default({"fields": [plain]})
+    assert _has_initial_default({"fields": [plain, {"name": "s", "type": inner}]})

@@ -1,1 +1,1 @@
-"""Batch: one micro-batch between plan and commit: what tasks are told, do and report."""
+"""Batch: one micro-batch between plan and commit: what tasks get, do and report."""

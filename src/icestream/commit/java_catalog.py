@@ -153,7 +153,7 @@ class IcebergTables:
             self.transact(name, base, lambda transaction: self._replace(transaction, base, files))
         except Py4JJavaError as failure:
             exception_name = failure.java_exception.getClass().getSimpleName()
-            # So Iceberg says that files to be removed are not there: somebody else replaced them.
+            # So Iceberg says that files to be removed are not there: another writer replaced them.
             error = InputsReplaced if exception_name == "ValidationException" else CommitFailed
             raise error(first_line(failure)) from None
         except (Py4JError, PySparkException) as failure:

@@ -329,7 +329,7 @@ def _replay_tombstones(
 def _count_duplicates(
     index: KeyIndex, bucket: int, refs: Sequence[RunRef], live: NDArray[np.uint32]
 ) -> int:
-    """Count keys of new runs that have another live row: somebody else has written them twice."""
+    """Count keys of new runs that have another live row: another writer added them again."""
     runs = _open_runs(index, bucket, refs)
     count = 0
     for older, run in enumerate(runs[: len(refs)], start=1):

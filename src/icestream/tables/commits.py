@@ -102,7 +102,7 @@ class Snapshot:
 
     @property
     def pipeline(self) -> str | None:
-        """Name of the pipeline that made the commit; None: somebody else did."""
+        """Name of the pipeline that made the commit; None: another writer did."""
         return self.summary.get(PIPELINE)
 
     @property

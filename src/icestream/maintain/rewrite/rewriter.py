@@ -150,7 +150,7 @@ class Rewriter:
         inputs = tuple(live.data[file.path] for file in part if file.path in live.data)
         if not inputs:
             return None
-        if '"initial-default"' in json.dumps(state.metadata.schema):
+        if _has_initial_default(state.metadata.schema):
             # Rows of older files read as this value: what is rewritten would have nulls instead.
             raise GaveWay("a column has an initial default")
         plan = RewritePlan(
@@ -256,6 +256,14 @@ def _partition_of(metadata: Metadata, file: FileEntry) -> PartitionKey:
         return partition_key_of(metadata, file)
     except TableRefused as refusal:
         raise GaveWay(str(refusal)) from None
+
+
+def _has_initial_default(schema: Any) -> bool:
+    """Whether a field, at any depth, has a value for files that were written before it."""
+    if isinstance(schema, dict):
+        default = schema.get("initial-default")
+        return default is not None or any(map(_has_initial_default, schema.values()))
+    return isinstance(schema, list) and any(map(_has_initial_default, schema))
 
 
 def _is_sorted(metadata: Metadata) -> bool:
